@@ -69,7 +69,7 @@ def test_the_only_pod_of_a_kind_that_counts_no_pods(ground):
     ground.delete_pod(job.id, 0)
     measure(job, _is_told_forgotten)
     why = ask("why", job.id)  # another client, which saw nothing of it
-    assert "its pod was made again" in why.stdout, why
+    assert "its pod was replaced" in why.stdout, why
     results = job.results(timeout_s=120)
     assert results[0]["start"] >= 10
     status = job.status()

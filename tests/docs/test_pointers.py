@@ -6,15 +6,13 @@ of their path (`lead/world.py`). Files of users and of images, which are no poin
 
 from __future__ import annotations
 
-import ast
 import re
-import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import click
-import pytest
+from repository_texts import find_prose, list_files
 
 from windlass.cli.verb_table import cli
 
@@ -24,38 +22,22 @@ FILE = re.compile(r"[\w.-]+(/[\w.-]+)*\.(py|md|toml|yaml|sh)")
 MODULE = re.compile(r"windlass(\.\w+)+")
 SHELL = re.compile(r"^```(?:sh|bash|console)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SEPARATOR = re.compile(r"\s[;|&#>·]|[;,]\s")
-BLOCKS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 WITH_TARGET = ("run", "export", "call")  # what follows their target is the target's
 NO_FILES = {  # of users and of exports
     *("setup.py", "train-rdzv.yaml", "stateful-set.yaml", "NAME.py", "NAME.md"),
 }
 
 
-def _list_files() -> list[str]:
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if ran.returncode:
-        pytest.skip("needs a checkout: git lists no files here")
-    return [name for name in ran.stdout.splitlines() if (ROOT / name).exists()]
-
-
 @cache
 def _read_texts() -> dict[str, str]:
     """Return the prose of every page and every Python file, by name."""
     texts = {}
-    for name in _list_files():
+    for name in list_files():
         if name.endswith(".md"):
             texts[name] = (ROOT / name).read_text()
         elif name.endswith(".py"):
-            texts[name] = "\n".join(_find_prose((ROOT / name).read_text()))
+            texts[name] = "\n".join(find_prose((ROOT / name).read_text()))
     return texts
-
-
-def _find_prose(source: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, BLOCKS) and (text := ast.get_docstring(node)):
-            yield text
-    yield from re.findall(r"(?:^|\s)# .*", source)
 
 
 def _find_ticked() -> Iterator[tuple[str, str]]:
@@ -64,7 +46,7 @@ def _find_ticked() -> Iterator[tuple[str, str]]:
 
 
 def test_files_exist() -> None:
-    files = _list_files()
+    files = list_files()
     ends = {
         "/".join(parts[i:]) for f in files for parts in [f.split("/")] for i in range(len(parts))
     }

@@ -63,7 +63,7 @@ def now():
 def test_a_job_whose_pods_are_gone_has_ended_and_its_outcome_is_not_known(tmp_path):
     status = look(tmp_path, jobs=[make_fake_job(PLAN.job_id, COMPLETE)])
     assert (status.phase, status.verdict.kind) == (Phase.ENDED, FailureKind.UNKNOWN)
-    assert status.verdict.message == "it ran to its end, but how it ended is gone with its pods"
+    assert status.verdict.message == "it finished, but its outcome was lost with its pods"
     assert status.conditions[-1].reason == names.REASON_OUTCOME_UNKNOWN
     for kept_it in ("stay attached", "windlass status", "--volume"):
         assert kept_it in status.verdict.next
@@ -72,7 +72,7 @@ def test_a_job_whose_pods_are_gone_has_ended_and_its_outcome_is_not_known(tmp_pa
     assert "failed" not in shown
     why = explain(status, now_s=time.time()).sentence
     assert "has ended" in why
-    assert "gone with its pods" in why
+    assert "lost with its pods" in why
     assert exit_code_of(status) == 3
     error = make_failure(status.verdict)
     assert type(error) is EngineError

@@ -174,7 +174,9 @@ def test_pieces_that_overlap_are_not_written_twice(tmp_path_factory, log, pieces
             receiver.take(Piece(path=LOG, offset=start, body=body))
             known = max(known, start + len(body))
         else:
-            with pytest.raises(ProtocolError, match=f"goes on at {start}, but ends at {known}"):
+            with pytest.raises(
+                ProtocolError, match=f"starts at {start}, but the file ends at {known}"
+            ):
                 receiver.take(Piece(path=LOG, offset=start, body=body))
     assert read_all(target).get(LOG, b"") == log[:known]
 
@@ -211,7 +213,7 @@ def test_a_file_that_was_cut_off_starts_anew(sides, monkeypatch):
 def test_a_gap_in_a_whole_file_is_refused(sides):
     receiver = Receiver(sides[1], is_from_ranks)
     receiver.take(Piece(path=RESULT, offset=0, body=b"01", total_bytes=6))
-    with pytest.raises(ProtocolError, match="goes on at 4, but ends at 2"):
+    with pytest.raises(ProtocolError, match="starts at 4, but the file ends at 2"):
         receiver.take(Piece(path=RESULT, offset=4, body=b"45", total_bytes=6))
     assert not sides[1].result(0, 0).exists()
 
@@ -221,7 +223,7 @@ def test_logs_grow_and_other_files_do_not(sides, path, total_bytes):
     """A log that is replaced would lose lines; a result that grows would be seen half."""
     put(sides[1], path, b"here")
     piece = Piece(path=path, offset=0, body=b"new", total_bytes=total_bytes)
-    with pytest.raises(ProtocolError, match="does not travel like that"):
+    with pytest.raises(ProtocolError, match="only logs are sent without a total size"):
         Receiver(sides[1], is_from_ranks).take(piece)
     assert read_all(sides[1]) == {path: b"here"}
 
@@ -285,7 +287,7 @@ def test_a_status_is_sent_to_whoever_has_one_already(sides):
 @pytest.mark.parametrize("takes", [is_from_ranks, is_from_lead, is_input])
 def test_other_files_are_refused(sides, path, takes):
     _, target = sides
-    with pytest.raises(ProtocolError, match="is not taken here"):
+    with pytest.raises(ProtocolError, match="is not accepted here"):
         Receiver(target, takes).take(Piece(path=path, offset=0, body=b"x", total_bytes=1))
     assert sorted(target.path.parent.rglob("*")) == sorted(side.path for side in sides)
 

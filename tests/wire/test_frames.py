@@ -229,10 +229,10 @@ def test_hello():
         ({"type": None}, "expected hello, got None"),
         ({"role": "root"}, "the peer's role is 'root', not one of node, client"),
         ({"role": {}}, "the peer's role is {}"),
-        ({"role": "node", "node": None}, "a node calls itself number None"),
-        ({"role": "node", "node": -1}, "a node calls itself number -1"),
-        ({"role": "node", "node": True}, "a node calls itself number True"),
-        ({"role": "node", "node": "1"}, "a node calls itself number '1'"),
+        ({"role": "node", "node": None}, "the node's index is None"),
+        ({"role": "node", "node": -1}, "the node's index is -1"),
+        ({"role": "node", "node": True}, "the node's index is True"),
+        ({"role": "node", "node": "1"}, "the node's index is '1'"),
     ],
 )
 def test_a_wrong_hello_is_refused(change, says):

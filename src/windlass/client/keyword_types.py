@@ -19,84 +19,84 @@ class NodeKeywords(TypedDict, total=False):
     """Settings of the nodes of jobs, computes and apps."""
 
     pretend_gpus: bool
-    """run without the GPUs that are asked for: as many ranks, on the CPU"""
+    """run on the CPU, with as many ranks as GPUs are requested"""
     python: str
-    """the nodes' interpreter; empty: this one, in pods the image's python3"""
+    """Python interpreter of the nodes"""
     grace_s: float | str
-    """how long ranks have between SIGTERM and SIGKILL"""
+    """time that ranks have between SIGTERM and SIGKILL"""
     peer_wait_s: float | str
-    """how long a finished rank keeps its connections open for the others"""
+    """time that a finished rank keeps its connections open for the others"""
     context: str
-    """the kubeconfig context; empty: the current one"""
+    """kubeconfig context"""
     namespace: str
-    """where the pods run; empty: the context's own"""
+    """namespace of the pods"""
     cpus: str | float
-    """processors per node: 4, 500m"""
+    """CPUs per node, such as 4 or 500m"""
     memory: str | float
-    """memory per node: 512Gi"""
+    """memory per node, such as 512Gi"""
     ephemeral_storage: str | float
-    """scratch disk per node: 100Gi"""
+    """scratch disk per node, such as 100Gi"""
     shm: str | float
-    """size of /dev/shm; empty: half of the memory"""
+    """size of /dev/shm"""
     requests: Mapping[str, str | int]
-    """request less than the limit: cpus, memory, ephemeral_storage"""
+    """request below the limit, for cpus, memory or ephemeral_storage"""
     gpu_type: str
-    """the value of the nodes' gpu_label; A|B: either"""
+    """required value of the node label gpu_label; A|B allows either"""
     gpu_label: str
-    """the node label that names the type of its GPUs"""
+    """node label that names the GPU type"""
     gpu_resource: str
-    """the resource that a GPU is requested as"""
+    """resource name under which GPUs are requested"""
     node_selector: Mapping[str, str | int]
-    """labels the nodes must have; A|B: either"""
+    """labels that nodes must have; A|B allows either value"""
     spread: Literal["soft", "hard", "none"]
-    """put a job's pods on different hosts: if possible, always, or not at all"""
+    """put pods on different hosts: preferred, required or not at all"""
     pack: str
-    """a label that all nodes of the job share: topology.kubernetes.io/zone"""
+    """label that all nodes of the job share, such as topology.kubernetes.io/zone"""
     priority_class: str
-    """the pods' priority class"""
+    """priority class of the pods"""
     queue: str
-    """the Kueue queue"""
+    """Kueue queue"""
     service_account: str
-    """the service account that the pods use"""
+    """service account of the pods"""
     run_as: int | Literal["none"] | None
-    """the pods' user id; none: the image's own"""
+    """user ID of the pods; 'none' uses the image's own"""
     pull_secrets: Sequence[str]
     """Secrets for pulling images"""
     mesh_name: str
-    """the Monarch mesh that the pods are; empty: the job's id without dashes"""
+    """name of the Monarch mesh that the pods form"""
     open_mesh: bool
     """let all pods of the namespace use the Monarch mesh, without TLS"""
     labels: Mapping[str, str | int]
-    """labels of the pods"""
+    """labels to add to the pods"""
     annotations: Mapping[str, str | int]
-    """annotations of the pods"""
+    """annotations to add to the pods"""
 
 
 class JobOrAppKeywords(TypedDict, total=False):
     """Settings of jobs and apps."""
 
     restarts: int
-    """how often to start again when the code fails"""
+    """number of restarts allowed after the code fails"""
     node_restarts: int
-    """how often to go on after losing a node"""
+    """number of lost nodes to tolerate"""
     timeout_s: float | str | None
     """end the job this long after it first starts"""
     lease_s: float | str | None
-    """how long a job outlives a client that went away; none: the engine's own"""
+    """time that an attached job survives without its client"""
     join_timeout_s: float | str | None
-    """how long to wait for all nodes; none: the engine's own"""
+    """time to wait for all nodes"""
     runtime: str
-    """the TrainingRuntime that a TrainJob is made from; default: torch-distributed"""
+    """TrainingRuntime that a TrainJob is made from"""
     allow_host_path: bool
     """allow volumes that are folders of the host"""
     ttl_s: float | str | None
-    """how long an ended job is kept; none: until it is removed"""
+    """time to keep an ended job; 'none' keeps it until you remove it"""
     patch: str | PathLike[str] | Mapping[str, Any] | None
-    """YAML to merge into the pods' template, or a file that holds it"""
+    """YAML, or a YAML file, to merge into the pod template"""
     rdzv_endpoint: str
-    """the rendezvous endpoint; empty: the first pod and port 29500"""
+    """rendezvous endpoint, as HOST:PORT"""
     home: str | PathLike[str] | None
-    """the folder for jobs and their logs"""
+    """folder for jobs and their logs"""
 
 
 class ComputeOrAppKeywords(TypedDict, total=False):
@@ -105,7 +105,7 @@ class ComputeOrAppKeywords(TypedDict, total=False):
     image: str | Image
     """the pods' image, and the steps that prepare it"""
     env: Mapping[str, object]
-    """environment variables of every rank"""
+    """environment variables for every rank"""
     secrets: Sequence[Secret | str]
     """secrets for the ranks, as variables or files"""
     volumes: Sequence[Volume | str]
@@ -115,7 +115,7 @@ class ComputeOrAppKeywords(TypedDict, total=False):
     working_dir: str
     """the folder to run in, seen from the project's folder"""
     pod_patch: str | PathLike[str] | Mapping[str, Any] | None
-    """YAML to merge into the pods' template, or a file that holds it"""
+    """YAML, or a YAML file, to merge into the pod template"""
     root: str
     """the project's folder; empty: found from the code's"""
 
@@ -124,35 +124,35 @@ class JobKeywords(NodeKeywords, JobOrAppKeywords, total=False):
     """Keywords of `run` and `submit`."""
 
     engine: str
-    """what provides the nodes"""
+    """engine that provides the nodes; `windlass engines` lists them"""
     nodes: int | str | NodeRange
-    """how many nodes; MIN:MAX: at least and at most"""
+    """number of nodes, or a minimum and a maximum"""
     procs: int | None
-    """ranks per node; none: one per GPU, else one"""
+    """ranks per node"""
     gpus: int
     """GPUs per node"""
     framework: str
-    """how the work is spread over ranks; empty: pytorch, or command for a command"""
+    """framework that sets up the ranks: pytorch, spmd, ray, monarch or command"""
     name: str
-    """the job's name; empty: made from the work"""
+    """name of the job"""
     env: Mapping[str, str | int]
-    """environment variables of every rank"""
+    """environment variables for every rank"""
     start: Literal["fork", "spawn"]
-    """how ranks start"""
+    """start ranks by forking a preloaded process, or in a new interpreter"""
     preload: Sequence[str] | None
-    """modules imported once, before ranks start; unset: torch, if the source leads to it"""
+    """modules to import once, before ranks are forked"""
     image: str
-    """the pods' image, with Python and torch in it; empty: PyTorch's own, of the torch here"""
+    """container image of the pods, with Python and torch"""
     in_image: bool
-    """the target is part of the image: no code is sent"""
+    """run a target that is part of the image, and upload no code"""
     tolerations: Sequence[str]
-    """taints to tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT"""
+    """taints to tolerate: KEY, KEY=VALUE or KEY=VALUE:EFFECT"""
     secrets: Sequence[str]
-    """Secrets: NAME, VAR=NAME:KEY or NAME:/folder"""
+    """Secrets to pass on: NAME, VAR=NAME:KEY or NAME:/folder"""
     volumes: Sequence[str]
-    """CLAIM:/path, new:10Gi:/path[:RWX][:CLASS] (ends with the job), emptydir[:5Gi]:/path"""
+    """volumes to mount: CLAIM:/path, new:10Gi:/path[:RWX][:CLASS] (deleted with the job), emptydir[:5Gi]:/path"""
     rdzv_backend: Literal["c10d", "etcd", "etcd-v2"]
-    """the rendezvous backend of torchrun; etcd means etcd-v2"""
+    """rendezvous backend of torchrun; etcd means etcd-v2"""
 
 
 class ComputeKeywords(NodeKeywords, ComputeOrAppKeywords, total=False):
@@ -169,18 +169,18 @@ class ComputeKeywords(NodeKeywords, ComputeOrAppKeywords, total=False):
     launch_timeout: float | str
     """how long to wait for the nodes"""
     preload: Sequence[str] | None
-    """modules imported once, before ranks start; unset: torch, if the source leads to it"""
+    """modules to import once, before ranks are forked"""
     start: Literal["fork", "spawn"]
-    """how ranks start"""
+    """start ranks by forking a preloaded process, or in a new interpreter"""
     procs: int | None
-    """ranks per node; none: one per GPU, else one"""
+    """ranks per node"""
 
 
 class AppKeywords(NodeKeywords, JobOrAppKeywords, ComputeOrAppKeywords, total=False):
     """Keywords of `app` beside its own parameters."""
 
     launch_timeout: float | str | None
-    """how long to wait for all nodes; none: the engine's own"""
+    """time to wait for all nodes"""
 
 
 class CallKeywords(TypedDict, total=False):

@@ -232,7 +232,9 @@ class Source:
 
     def refuse(self, setting: Setting, expected: str, raw: object) -> NoReturn:
         subject = self.key(setting) if self.is_text else f"{setting.name} in {self.source}"
-        raise SpecError(f"{subject} must be {expected}, found {raw!r:.60}", hint=setting.hint)
+        raise SpecError(
+            f"{subject} must be {expected}, found {raw!r:.60}", hint=setting.description
+        )
 
 
 def read_setting(setting: Setting, raw: object, layer: Source, environ: Mapping[str, str]) -> Any:

@@ -1,7 +1,7 @@
-"""The table of settings: each with its name, flag, variable, type, default and help.
+"""Table of settings, with the name, flag, variable, type, default and help text of each.
 
-Setting is the record, SETTINGS the table, Settings the values. Defaults below the user's home follow the XDG
-directories. Knows nothing of files or of the environment; `settings.reading` reads them.
+`Setting` describes one setting, `SETTINGS` is the table, and `Settings` holds the values. Defaults below the
+user's home directory follow the XDG directories. `settings.reading` reads files and the environment.
 """
 
 from __future__ import annotations
@@ -18,14 +18,24 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-PODS = "On Kubernetes"
+# Headings of `--help-all` and of the reference page.
+JOB = "Job"
+RANKS = "Ranks"
+LIMITS = "Restarts and time limits"
+PODS = "Kubernetes: pods"
+RESOURCES = "Kubernetes: resources"
+PLACEMENT = "Kubernetes: placement"
+STORAGE = "Kubernetes: volumes and secrets"
 EXPORT = "Exports without Windlass"
+POD_GROUPS = (PODS, RESOURCES, PLACEMENT, STORAGE)
+_UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 def place(environ: Mapping[str, str], variable: str, fallback: str) -> Path:
+    """Return the `windlass` folder in an XDG directory, or in `fallback` below the user's home."""
     from pathlib import Path
 
-    # The XDG specification: a relative path there is invalid and must be ignored.
+    # The XDG specification: relative paths are invalid and must be ignored.
     if Path(environ.get(variable, "")).is_absolute():
         return Path(environ[variable]) / "windlass"
     return user_home(environ) / fallback / "windlass"
@@ -43,7 +53,7 @@ def state_home(environ: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRange:
-    """The fewest and the most nodes: `MIN:MAX`."""
+    """Minimum and maximum number of nodes, written `MIN:MAX`."""
 
     min: int
     max: int
@@ -54,7 +64,7 @@ class NodeRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One line of the table: what may be set, and within which bounds."""
+    """One row of the table: a setting, its limits and its help text."""
 
     name: str
     kind: str
@@ -63,25 +73,36 @@ class Setting:
     choices: tuple[str, ...] = ()
     minimum: int | None = None
     above: float | None = None
-    group: str = ""  # the heading it stands under in --help
-    spelt: str = ""  # the flag, where it is not made from the name
-    optional: bool = False  # "none" is a value of its own
+    group: str = JOB  # the heading of its flag in `--help-all`
+    spelt: str = ""  # the flag, if it is not made from the name
+    optional: bool = False  # accepts "none" as a value
+    unset: str = ""  # in words, the effect of a default that is empty or computed
+    common: bool = False  # the short `--help` shows its flag
 
     @property
     def flag(self) -> str:
-        """The flag that sets it; a time's flag drops the unit: `--timeout` sets `timeout_s`."""
+        """Flag that sets it, without the unit of a duration: `--timeout` sets `timeout_s`."""
         return "--" + (self.spelt or self.name.removesuffix("_s").replace("_", "-"))
 
     @property
     def variable(self) -> str:
-        """The variable that sets it; empty for a table, which has no good form in one variable."""
+        """Environment variable that sets it. Empty for a table, which has no good form in one variable."""
         return "" if self.kind == "table" else "WINDLASS_" + self.name.upper()
 
     @property
-    def hint(self) -> str:
-        """What it is for, and what it is when it is left out."""
-        has_default = not callable(self.default) and self.default not in (None, "", {}, (), False)
-        return f"{self.help}; {self.default} if left out" if has_default else self.help
+    def default_text(self) -> str:
+        """Default as it is shown to users. Empty if leaving the setting out changes nothing."""
+        if self.unset or callable(self.default) or self.default in (None, "", {}, (), False):
+            return self.unset
+        if self.kind == "duration" and isinstance(self.default, float):
+            return _render_duration(self.default)
+        return str(self.default)
+
+    @property
+    def description(self) -> str:
+        """Help text with the default."""
+        default = self.default_text
+        return f"{self.help} (default: {default})" if default else self.help
 
     @property
     def may_be_none(self) -> bool:
@@ -89,6 +110,11 @@ class Setting:
 
     def default_in(self, environ: Mapping[str, str]) -> object:
         return self.default(environ) if callable(self.default) else self.default
+
+
+def _render_duration(seconds: float) -> str:
+    size, unit = next((size, unit) for size, unit in _UNITS if seconds % size == 0)
+    return f"{seconds / size:g}{unit}"
 
 
 def is_setting(
@@ -99,171 +125,208 @@ def is_setting(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Every setting's value, and where it came from."""
+    """Values of all settings, and the source of each."""
 
-    engine: str = is_setting("str", "local", "what provides the nodes")
+    engine: str = is_setting(
+        "str", "local", "engine that provides the nodes; `windlass engines` lists them", common=True
+    )
     nodes: int | NodeRange = is_setting(  # noqa: RUF009
-        "nodes", 1, "how many nodes; MIN:MAX: at least and at most", minimum=1
+        "nodes", 1, "number of nodes, or a minimum and a maximum", minimum=1, common=True
     )
     procs: int | None = is_setting(
-        "int", None, "ranks per node; none: one per GPU, else one", minimum=1
+        "int", None, "ranks per node", minimum=1, unset="one per GPU, or 1", common=True
     )
-    gpus: int = is_setting("int", 0, "GPUs per node", minimum=0)
+    gpus: int = is_setting("int", 0, "GPUs per node", minimum=0, common=True)
     pretend_gpus: bool = is_setting(
-        "bool", False, "run without the GPUs that are asked for: as many ranks, on the CPU"
+        "bool", False, "run on the CPU, with as many ranks as GPUs are requested"
     )
     framework: str = is_setting(
-        "str", "", "how the work is spread over ranks; empty: pytorch, or command for a command"
-    )
-    name: str = is_setting("str", "", "the job's name; empty: made from the work")
-    env: Mapping[str, str] = is_setting("table", {}, "environment variables of every rank")
-    start: str = is_setting("str", "fork", "how ranks start", choices=("fork", "spawn"))
-    preload: tuple[str, ...] | None = is_setting(
-        "list",
-        None,
-        "modules imported once, before ranks start; unset: torch, if the source leads to it",
-    )
-    python: str = is_setting(
-        "str", "", "the nodes' interpreter; empty: this one, in pods the image's python3"
-    )
-    restarts: int = is_setting("int", 0, "how often to start again when the code fails", minimum=0)
-    node_restarts: int = is_setting("int", 3, "how often to go on after losing a node", minimum=0)
-    timeout_s: float | None = is_setting(
-        "duration", None, "end the job this long after it first starts", above=0
-    )
-    grace_s: float = is_setting("duration", 10.0, "how long ranks have between SIGTERM and SIGKILL")
-    peer_wait_s: float = is_setting(
-        "duration", 60.0, "how long a finished rank keeps its connections open for the others"
-    )
-    lease_s: float | None = is_setting(
-        "duration", None, "how long a job outlives a client that went away; none: the engine's own"
-    )
-    join_timeout_s: float | None = is_setting(
-        "duration", None, "how long to wait for all nodes; none: the engine's own"
-    )
-    image: str = is_setting(
         "str",
         "",
-        "the pods' image, with Python and torch in it; empty: PyTorch's own, of the torch here",
+        "framework that sets up the ranks: pytorch, spmd, ray, monarch or command",
+        unset="pytorch, or command for a command",
+    )
+    name: str = is_setting("str", "", "name of the job", unset="made from the target")
+    env: Mapping[str, str] = is_setting(
+        "table", {}, "environment variables for every rank", group=RANKS, common=True
+    )
+    start: str = is_setting(
+        *("str", "fork", "start ranks by forking a preloaded process, or in a new interpreter"),
+        choices=("fork", "spawn"),
+        group=RANKS,
+    )
+    preload: tuple[str, ...] | None = is_setting(
+        *("list", None, "modules to import once, before ranks are forked"),
+        group=RANKS,
+        unset="torch, if the code imports it",
+    )
+    python: str = is_setting(
+        *("str", "", "Python interpreter of the nodes"),
+        group=RANKS,
+        unset="this interpreter; in pods, python3 of the image",
+    )
+    restarts: int = is_setting(
+        *("int", 0, "number of restarts allowed after the code fails"),
+        minimum=0,
+        group=LIMITS,
+        common=True,
+    )
+    node_restarts: int = is_setting(
+        "int", 3, "number of lost nodes to tolerate", minimum=0, group=LIMITS
+    )
+    timeout_s: float | None = is_setting(
+        *("duration", None, "end the job this long after it first starts"),
+        above=0,
+        group=LIMITS,
+        common=True,
+    )
+    grace_s: float = is_setting(
+        "duration", 10.0, "time that ranks have between SIGTERM and SIGKILL", group=LIMITS
+    )
+    peer_wait_s: float = is_setting(
+        *("duration", 60.0, "time that a finished rank keeps its connections open for the others"),
+        group=LIMITS,
+    )
+    lease_s: float | None = is_setting(
+        *("duration", None, "time that an attached job survives without its client"),
+        group=LIMITS,
+        unset="chosen by the engine: 5s on local, 5m in pods",
+    )
+    join_timeout_s: float | None = is_setting(
+        *("duration", None, "time to wait for all nodes"),
+        group=LIMITS,
+        unset="chosen by the engine: 1m on local, 30m in pods",
+    )
+    image: str = is_setting(
+        *("str", "", "container image of the pods, with Python and torch"),
         group=PODS,
+        unset="pytorch/pytorch with the local version of torch",
+        common=True,
     )
     in_image: bool = is_setting(
-        "bool", False, "the target is part of the image: no code is sent", group=PODS
+        "bool", False, "run a target that is part of the image, and upload no code", group=PODS
     )
     context: str = is_setting(
-        "str", "", "the kubeconfig context; empty: the current one", group=PODS
+        "str", "", "kubeconfig context", group=PODS, unset="the current context"
     )
     namespace: str = is_setting(
-        "str", "", "where the pods run; empty: the context's own", group=PODS
-    )
-    cpus: str = is_setting("quantity", "", "processors per node: 4, 500m", group=PODS)
-    memory: str = is_setting("quantity", "", "memory per node: 512Gi", group=PODS)
-    ephemeral_storage: str = is_setting("quantity", "", "scratch disk per node: 100Gi", group=PODS)
-    shm: str = is_setting("quantity", "", "size of /dev/shm; empty: half of the memory", group=PODS)
-    requests: Mapping[str, str] = is_setting(
-        *("table", {}, "request less than the limit: cpus, memory, ephemeral_storage"),
+        *("str", "", "namespace of the pods"),
         group=PODS,
+        unset="the namespace of the context",
+        common=True,
+    )
+    cpus: str = is_setting("quantity", "", "CPUs per node, such as 4 or 500m", group=RESOURCES)
+    memory: str = is_setting("quantity", "", "memory per node, such as 512Gi", group=RESOURCES)
+    ephemeral_storage: str = is_setting(
+        "quantity", "", "scratch disk per node, such as 100Gi", group=RESOURCES
+    )
+    shm: str = is_setting(
+        "quantity", "", "size of /dev/shm", group=RESOURCES, unset="half of the memory"
+    )
+    requests: Mapping[str, str] = is_setting(
+        *("table", {}, "request below the limit, for cpus, memory or ephemeral_storage"),
+        group=RESOURCES,
         spelt="request",
     )
     gpu_type: str = is_setting(
-        "str", "", "the value of the nodes' gpu_label; A|B: either", group=PODS
+        "str", "", "required value of the node label gpu_label; A|B allows either", group=RESOURCES
     )
     gpu_label: str = is_setting(
-        "str",
-        "nvidia.com/gpu.product",
-        "the node label that names the type of its GPUs",
-        group=PODS,
+        *("str", "nvidia.com/gpu.product", "node label that names the GPU type"), group=RESOURCES
     )
     gpu_resource: str = is_setting(
-        "str", "nvidia.com/gpu", "the resource that a GPU is requested as", group=PODS
+        "str", "nvidia.com/gpu", "resource name under which GPUs are requested", group=RESOURCES
     )
     node_selector: Mapping[str, str] = is_setting(
-        "table", {}, "labels the nodes must have; A|B: either", group=PODS
+        "table", {}, "labels that nodes must have; A|B allows either value", group=PLACEMENT
     )
     tolerations: tuple[str, ...] = is_setting(
-        *("many", (), "taints to tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT"),
-        group=PODS,
+        *("many", (), "taints to tolerate: KEY, KEY=VALUE or KEY=VALUE:EFFECT"),
+        group=PLACEMENT,
         spelt="toleration",
     )
     spread: str = is_setting(
-        *("str", "soft", "put a job's pods on different hosts: if possible, always, or not at all"),
+        *("str", "soft", "put pods on different hosts: preferred, required or not at all"),
         choices=("soft", "hard", "none"),
-        group=PODS,
+        group=PLACEMENT,
     )
     pack: str = is_setting(
-        *("str", "", "a label that all nodes of the job share: topology.kubernetes.io/zone"),
-        group=PODS,
+        *("str", "", "label that all nodes of the job share, such as topology.kubernetes.io/zone"),
+        group=PLACEMENT,
     )
-    priority_class: str = is_setting("str", "", "the pods' priority class", group=PODS)
-    queue: str = is_setting("str", "", "the Kueue queue", group=PODS)
+    priority_class: str = is_setting("str", "", "priority class of the pods", group=PLACEMENT)
+    queue: str = is_setting("str", "", "Kueue queue", group=PLACEMENT)
     runtime: str = is_setting(
-        *(
-            "str",
-            "",
-            "the TrainingRuntime that a TrainJob is made from; default: torch-distributed",
-        ),
+        *("str", "", "TrainingRuntime that a TrainJob is made from"),
         group=PODS,
+        unset="torch-distributed",
     )
-    service_account: str = is_setting(
-        "str", "", "the service account that the pods use", group=PODS
-    )
+    service_account: str = is_setting("str", "", "service account of the pods", group=PODS)
     run_as: int | None = is_setting(
-        "int",
-        1000,
-        "the pods' user id; none: the image's own",
+        *("int", 1000, "user ID of the pods; 'none' uses the image's own"),
         minimum=0,
         optional=True,
         group=PODS,
     )
     pull_secrets: tuple[str, ...] = is_setting(
-        "many", (), "Secrets for pulling images", group=PODS, spelt="pull-secret"
+        "many", (), "Secrets for pulling images", group=STORAGE, spelt="pull-secret"
     )
     secrets: tuple[str, ...] = is_setting(
-        *("many", (), "Secrets: NAME, VAR=NAME:KEY or NAME:/folder"), group=PODS, spelt="secret"
+        *("many", (), "Secrets to pass on: NAME, VAR=NAME:KEY or NAME:/folder"),
+        group=STORAGE,
+        spelt="secret",
     )
     volumes: tuple[str, ...] = is_setting(
         *(
             "many",
             (),
-            "CLAIM:/path, new:10Gi:/path[:RWX][:CLASS] (ends with the job), emptydir[:5Gi]:/path",
+            (
+                "volumes to mount: CLAIM:/path, new:10Gi:/path[:RWX][:CLASS] (deleted with the job), "
+                "emptydir[:5Gi]:/path"
+            ),
         ),
-        group=PODS,
+        group=STORAGE,
         spelt="volume",
     )
     allow_host_path: bool = is_setting(
-        "bool", False, "allow volumes that are folders of the host", group=PODS
+        "bool", False, "allow volumes that are folders of the host", group=STORAGE
     )
     mesh_name: str = is_setting(
-        *("str", "", "the Monarch mesh that the pods are; empty: the job's id without dashes"),
+        *("str", "", "name of the Monarch mesh that the pods form"),
         group=PODS,
+        unset="the job ID without dashes",
     )
     open_mesh: bool = is_setting(
         *("bool", False, "let all pods of the namespace use the Monarch mesh, without TLS"),
         group=PODS,
     )
     labels: Mapping[str, str] = is_setting(
-        "table", {}, "labels of the pods", group=PODS, spelt="label"
+        "table", {}, "labels to add to the pods", group=PODS, spelt="label"
     )
     annotations: Mapping[str, str] = is_setting(
-        "table", {}, "annotations of the pods", group=PODS, spelt="annotation"
+        "table", {}, "annotations to add to the pods", group=PODS, spelt="annotation"
     )
     ttl_s: float | None = is_setting(
-        *("duration", 86400.0, "how long an ended job is kept; none: until it is removed"),
+        *("duration", 86400.0, "time to keep an ended job; 'none' keeps it until you remove it"),
         optional=True,
         group=PODS,
     )
     patch: str | Mapping[str, Any] | None = is_setting(
-        "patch", None, "YAML to merge into the pods' template, or a file that holds it", group=PODS
+        "patch", None, "YAML, or a YAML file, to merge into the pod template", group=PODS
     )
     rdzv_backend: str = is_setting(
-        *("str", "c10d", "the rendezvous backend of torchrun; etcd means etcd-v2"),
+        *("str", "c10d", "rendezvous backend of torchrun; etcd means etcd-v2"),
         choices=("c10d", "etcd", "etcd-v2"),
         group=EXPORT,
     )
     rdzv_endpoint: str = is_setting(
-        "str", "", "the rendezvous endpoint; empty: the first pod and port 29500", group=EXPORT
+        *("str", "", "rendezvous endpoint, as HOST:PORT"),
+        group=EXPORT,
+        unset="the first pod, port 29500",
     )
-    home: str = is_setting("path", state_home, "the folder for jobs and their logs")
+    home: str = is_setting(
+        "path", state_home, "folder for jobs and their logs", unset="~/.local/state/windlass"
+    )
     origins: Mapping[str, str] = field(repr=False)
 
     def value(self, name: str) -> Any:
@@ -273,7 +336,10 @@ class Settings:
         return self.value(name)
 
     def origin(self, name: str) -> str:
-        """Like "flag --nodes", "environment WINDLASS_NODES", "/my/windlass.toml" or "default"."""
+        """Return the source, such as "flag --nodes", "environment WINDLASS_NODES" or "default".
+
+        For a value from a file, the source is the path of that file.
+        """
         return self.origins[find_setting(name).name]
 
     def items(self) -> Iterator[tuple[str, Any]]:

@@ -1,1 +1,1 @@
-"""What crosses between agent and client: messages, status, results, logs. No sockets, no threads."""
+"""Data exchanged between agents and clients: messages, status, results, logs. No sockets, no threads."""

@@ -1,7 +1,8 @@
-"""A link for those who wait: frames over a socket, or over as much of one as is needed; no event loop.
+"""Blocking connection that exchanges frames over a socket, without an event loop.
 
-A client's one way to talk to a lead (calls, orders to jobs, copies of job folders), and a rank's to its node.
-As thin as can be: an empty call spends most of its time here. Knows what may be said, not what it means.
+Clients use it for everything they exchange with a lead: calls, orders to jobs, copies of job folders.
+Ranks use it to exchange messages with their node. It is thin, because an empty call spends most of its
+time here. It knows which messages are allowed, but not what they mean.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from windlass.wire.frames import Buffer, FrameDecoder, refusal, render_pieces
 from windlass.wire.message import Direction, Message
 from windlass.wire.messages.link import Heartbeat, Hello, Refused, Welcome
 
-_READ_BYTES = 64 << 10  # more is taken from the system and given back each time
+_READ_BYTES = 64 << 10  # malloc would map and unmap a larger buffer on every read
 _PIECE_BYTES = 1 << 20
-_PATIENCE_S = 60.0
+_IO_TIMEOUT_S = 60.0
 
 
 class Stream(Protocol):
-    """What can be talked over, in turn: a socket, or as much of one as is needed."""
+    """Socket, or any object that has these methods of one."""
 
     def recv(self, size: int, /) -> bytes: ...
     def recv_into(self, buffer: memoryview, /) -> int: ...
@@ -32,49 +33,49 @@ class Stream(Protocol):
 
 
 class Received(NamedTuple):
-    """What the other side said."""
+    """A message from the other side, and its body."""
 
     message: Message
     body: bytes
 
 
 class ConnectionBroken(OSError):
-    """The other side hung up, or cannot be reached any more."""
+    """The other side closed the connection, or is no longer reachable."""
 
 
 class Unanswered(ConnectionBroken):
-    """The other side has said nothing in time; it may yet."""
+    """The other side did not answer in time. It may still do so."""
 
 
 class BlockingLink:
-    """One connection; `direction` is what the other side may say.
+    """One connection. `direction` lists the messages that the other side may send.
 
-    `patience_s` is for each piece that is sent. Whoever receives without a limit looks up that often, too:
-    a change of the limit would be a call of the system.
+    `io_timeout_s` applies to each piece that is sent. It is also the socket timeout of a `receive`
+    without a limit, because changing the timeout would cost a system call.
     """
 
     def __init__(
-        self, stream: Stream, direction: Direction, *, patience_s: float | None = _PATIENCE_S
+        self, stream: Stream, direction: Direction, *, io_timeout_s: float | None = _IO_TIMEOUT_S
     ) -> None:
         self._stream = stream
         self._direction = direction
-        self._patience_s = patience_s
-        self._timeout_s: float | None = -1.0  # of the stream, as it was last set
+        self._io_timeout_s = io_timeout_s
+        self._timeout_s: float | None = -1.0  # the stream's timeout, as last set
         self._decoder = FrameDecoder()
-        self.heard_s = time.monotonic()  # when anything came last
+        self.last_received_s = time.monotonic()
 
     def greet(self, hello: Hello, *, timeout_s: float) -> None:
-        """Introduce this side to a lead, and hear that it is welcome.
+        """Send the hello to a lead and wait for its welcome.
 
-        A link that is not is closed, but for one that is Unanswered.
+        On any error except Unanswered, close the link.
         """
         try:
             self.send(hello)
             received = self.receive(timeout_s)
             if received is None:
-                raise Unanswered(f"the lead said nothing in {timeout_s:g} s")
+                raise Unanswered(f"the lead did not answer in {timeout_s:g} s")
             if not isinstance(received.message, Welcome):
-                raise ConnectionBroken("the lead said no welcome")
+                raise ConnectionBroken("the lead did not answer the hello with a welcome")
         except Unanswered:
             raise
         except BaseException:
@@ -87,27 +88,27 @@ class BlockingLink:
     def fileno(self) -> int:
         return self._stream.fileno()
 
-    def has_come(self) -> bool:
-        """Whether there is something to read, be it the end."""
-        pending = getattr(self._stream, "pending", int)  # TLS may hold what no socket will announce
+    def has_data(self) -> bool:
+        """Return whether there is something to read. The end of the stream counts."""
+        pending = getattr(self._stream, "pending", int)  # TLS may hold data unseen by select
         return bool(pending() or select.select([self._stream], [], [], 0)[0])
 
     def send(self, message: Message, segments: Sequence[Buffer] = ()) -> None:
-        """Say something, whole."""
+        """Send a whole message."""
         try:
-            self._set_timeout(self._patience_s)
+            self._set_timeout(self._io_timeout_s)
             for piece in render_pieces(message, segments):
                 if len(piece) <= _PIECE_BYTES:
                     self._stream.sendall(piece)
                     continue
                 view = memoryview(piece)
-                for start in range(0, len(view), _PIECE_BYTES):  # each has the time
+                for start in range(0, len(view), _PIECE_BYTES):  # the timeout is per piece
                     self._stream.sendall(view[start : start + _PIECE_BYTES])
         except OSError as error:
             raise ConnectionBroken(str(error)) from error
 
     def receive(self, timeout_s: float | None) -> Received | None:
-        """The next message but heartbeats; None when there is none in time."""
+        """Return the next message that is not a heartbeat, or None if none arrives in time."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             while (frame := self._decoder.take()) is not None:
@@ -122,7 +123,7 @@ class BlockingLink:
                 return None
 
     def ask(self, question: Message, *, timeout_s: float = 30.0) -> Received:
-        """One question, one answer."""
+        """Send one question and return its answer."""
         self.send(question)
         received = self.receive(timeout_s)
         if received is None:
@@ -135,17 +136,17 @@ class BlockingLink:
             self._timeout_s = timeout_s
 
     def _read(self, timeout_s: float | None) -> bool:
-        """Whether something came in time."""
+        """Read from the stream. Return whether anything arrived in time."""
         try:
-            self._set_timeout(self._patience_s if timeout_s is None else timeout_s)
+            self._set_timeout(self._io_timeout_s if timeout_s is None else timeout_s)
             num_bytes = self._read_some()
         except OSError as error:
-            if _is_no_news(error):
+            if _is_timeout(error):
                 return False
             raise ConnectionBroken(str(error)) from error
         if not num_bytes:
-            raise ConnectionBroken("the lead hung up")
-        self.heard_s = time.monotonic()
+            raise ConnectionBroken("the lead closed the connection")
+        self.last_received_s = time.monotonic()
         return True
 
     def _read_some(self) -> int:
@@ -160,7 +161,7 @@ class BlockingLink:
         return num_bytes
 
 
-def _is_no_news(error: OSError) -> bool:
-    # by its name: a rank has no other need of ssl, which takes long to import
+def _is_timeout(error: OSError) -> bool:
+    # compared by name, because ssl is slow to import and ranks do not need it otherwise
     is_tls = type(error).__name__ == "SSLWantReadError"
     return is_tls or isinstance(error, (TimeoutError, BlockingIOError))

@@ -1,8 +1,8 @@
-"""Callables of ours that travel in calls: a command, and a function or class by its script's own name.
+"""Callables that Windlass sends in calls: a command, and a function or class named by its script.
 
-The client pickles them, ranks call them. A command runs once on every node, under the names that torchrun
-takes its flags from. Code of one Python minor version does not run in another: ByFile has ranks import
-the script.
+The client pickles them and ranks call them. A command runs once on every node, with the environment
+variables that torchrun reads its flags from. Pickled code runs only on the same Python minor version.
+ByFile avoids that: ranks import the script instead.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from windlass import names
 
 
 class ByFile:
-    """Stands for something a script defines; unpickled in a rank it becomes the thing itself."""
+    """Placeholder for something a script defines. Unpickling it in a rank yields the thing itself."""
 
     def __init__(self, module: str, name: str) -> None:
         self._module = module
         self._name = name
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise TypeError("it runs on its compute only")
+        raise TypeError("it can be called only on its compute")
 
     def __reduce__(self) -> Any:
         return find_by_name, (self._module, self._name)
 
 
 def find_by_name(module: str, name: str) -> Any:
-    """Whatever a module of the project defines under this name."""
+    """Return what a module of the project defines under this name."""
     value: Any = importlib.import_module(module)
     for part in name.split("."):
         value = getattr(value, part)
@@ -39,13 +39,13 @@ def find_by_name(module: str, name: str) -> Any:
 
 
 class CommandCall:
-    """The words of a command."""
+    """A command, as a list of words."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)
 
     def __call__(self, *more: str) -> int:
-        """Run it; an exit code other than 0 is an error."""
+        """Run the command. Raise CalledProcessError if its exit code is not 0."""
         words = [*self.words, *(str(word) for word in more)]
         env = {**make_node_env(os.environ), **os.environ}
         try:
@@ -58,7 +58,7 @@ class CommandCall:
 
 
 def make_node_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """What torchrun and others take their flags from, on one node of a call."""
+    """Return the variables that torchrun and others read their flags from, for one node of a call."""
     num_nodes, node = environ[names.GROUP_WORLD_SIZE], environ[names.GROUP_RANK]
     return {
         names.NNODES: num_nodes,
@@ -71,4 +71,4 @@ def make_node_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def do_nothing() -> None:
-    """Called so that everything is ready for the call that follows."""
+    """Do nothing. A call of this prepares nodes and ranks for the next call."""

@@ -1,9 +1,8 @@
-"""Copying a job's folder from one machine to another, piece by piece, over any link.
+"""Copying of a job's folder from one machine to another, piece by piece, over any link.
 
-Logs only grow: a piece says at which offset it belongs, and a reader that comes back says how much it
-has, so nothing is lost or repeated. Other files appear whole or not at all. The status goes last in every
-round and is read first: after a final status there is nothing more to come. Files only; links are
-elsewhere.
+Logs only grow. Each piece names its offset, and a reader that reconnects reports how much it has, so
+nothing is lost or repeated. Other files appear whole or not at all. In every round the sender reads the
+status first and sends it last, so nothing follows a final status. This module handles files, not links.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _NUMBERS = itertools.count()
 
 
 def is_from_ranks(path: str) -> bool:
-    """Whether a rank left this file: its log, result or error."""
+    """Return whether this is a file that ranks produce: a log, a result, an error or the world."""
     return bool(_LOG.match(path) or _WHOLE.match(path))
 
 
@@ -43,13 +42,13 @@ def is_input(path: str) -> bool:
 
 
 def is_from_lead(path: str) -> bool:
-    """Whether this file may be sent to a client."""
+    """Return whether this file may be sent to a client."""
     return path in STATUS or is_from_ranks(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A stretch of one file. Of a whole file, `total_bytes` says when it is complete."""
+    """Part of one file. `total_bytes` is the file's full size, or None for a log."""
 
     path: str
     offset: int
@@ -62,7 +61,7 @@ class Piece:
 
 
 def read_piece(message: FilePiece, body: bytes) -> Piece:
-    """The piece that a message and its body are; one that does not fit its file is refused."""
+    """Return the piece in a message and its body. Raise ProtocolError if it exceeds its file."""
     total = message.total_bytes
     if total is not None and message.offset + len(body) > total:
         raise ProtocolError(f"a piece of {message.path!r:.60} is longer than its file")
@@ -70,7 +69,7 @@ def read_piece(message: FilePiece, body: bytes) -> Piece:
 
 
 class Sender:
-    """Sends the chosen files of a folder, as far as the other side lacks them."""
+    """Reader of the chosen files of a folder. Yields only what the other side lacks."""
 
     def __init__(self, folder: JobFolder, wants: Choice, *, has: Mapping[str, int]) -> None:
         self._folder = folder
@@ -78,12 +77,13 @@ class Sender:
         self._offsets = {path: size for path, size in has.items() if _LOG.match(path)}
         self._sizes = {path: size for path, size in has.items() if path not in STATUS}
         self._stamps: dict[str, tuple[int, int, int]] = {}
-        self.troubles: dict[str, str] = {}  # why files could not be read, by their paths
+        self.troubles: dict[str, str] = {}  # why files could not be read, by path
 
     def pieces(self) -> Iterator[Piece]:
-        """One round: everything that is new now. What is read is read when it is asked for.
+        """Yield everything that is new now: one round.
 
-        A file that cannot be read keeps no other back.
+        Each piece is read when the caller asks for it. A file that cannot be read does not hold up
+        the others.
         """
         status = self._read_status()
         for path in find_files(self._folder):
@@ -111,7 +111,7 @@ class Sender:
         offset = self._offsets.get(path, 0)
         try:
             with (self._folder.path / path).open("rb") as file:
-                # no further than it is now: a rank that never stops must not hold up the status
+                # stop at the current end: a rank that never stops writing must not hold up the status
                 end = os.fstat(file.fileno()).st_size
                 file.seek(offset)
                 while body := file.read(min(PIECE_BYTES, max(0, end - offset))):
@@ -146,9 +146,10 @@ class Sender:
 
 
 class Receiver:
-    """Puts pieces where they belong; nothing but what was agreed on is taken.
+    """Writer of pieces into a folder. Refuses files that `takes` does not accept.
 
-    One for each peer: several may send the same file at the same time, and none gets in another's way.
+    Each peer needs its own receiver. Several peers can then send the same file at the same time without
+    conflict.
     """
 
     def __init__(self, folder: JobFolder, takes: Choice) -> None:
@@ -158,14 +159,14 @@ class Receiver:
         self._parts: set[Path] = set()
 
     def take(self, piece: Piece, *, is_last: bool = False) -> bool:
-        """Write one piece; whether its file is whole now (a log never is).
+        """Write one piece. Return whether its file is now complete (a log never is).
 
-        `is_last` of a final status: after a power cut here, it and all results are here still.
+        Pass `is_last` for a final status, so that it survives a power cut. Results always do.
         """
         if not self._takes(piece.path):
-            raise ProtocolError(f"a file {piece.path!r:.60} is not taken here")
+            raise ProtocolError(f"file {piece.path!r:.60} is not accepted here")
         if bool(_LOG.match(piece.path)) != (piece.total_bytes is None):
-            raise ProtocolError(f"{piece.path} does not travel like that: logs grow, others do not")
+            raise ProtocolError(f"{piece.path}: only logs are sent without a total size")
         path = self._folder.path / piece.path
         if path.parent != self._folder.path:
             make_own(path.parent)
@@ -184,7 +185,7 @@ class Receiver:
         with part.open("wb" if piece.offset == 0 else "ab") as file:
             if file.tell() != piece.offset:
                 raise ProtocolError(
-                    f"{piece.path} goes on at {piece.offset}, but ends at {file.tell()}"
+                    f"a piece of {piece.path} starts at {piece.offset}, but the file ends at {file.tell()}"
                 )
             file.write(piece.body)
             if piece.offset + len(piece.body) < (piece.total_bytes or 0):
@@ -197,7 +198,7 @@ class Receiver:
         return True
 
     def drop_parts(self) -> None:
-        """Remove what never became whole: the peer is gone, and starts anew when it comes back."""
+        """Remove incomplete files. A peer that reconnects sends them from the start."""
         for part in self._parts:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
@@ -206,18 +207,20 @@ class Receiver:
 
 def _append(path: Path, piece: Piece) -> None:
     if piece.offset + len(piece.body) > names.MAX_LOG_BYTES:
-        return  # which no agent of ours lets it become
+        return  # no Windlass agent lets a log grow this large
     with path.open("ab") as file:
-        # two clients of one home may copy the same job
+        # two clients with the same home folder may copy the same job
         fcntl.flock(file, fcntl.LOCK_EX)
         known = file.seek(0, os.SEEK_END)
         if piece.offset > known:
-            raise ProtocolError(f"{piece.path} goes on at {piece.offset}, but ends at {known}")
+            raise ProtocolError(
+                f"a piece of {piece.path} starts at {piece.offset}, but the file ends at {known}"
+            )
         file.write(piece.body[known - piece.offset :])
 
 
 def find_files(folder: JobFolder) -> Iterator[str]:
-    """Every file of a folder that may travel, oldest attempt first."""
+    """Yield every file of a folder that may be sent, oldest attempt first."""
     for path in sorted(INPUTS | STATUS):
         if (folder.path / path).exists():
             yield path
@@ -231,10 +234,10 @@ def find_files(folder: JobFolder) -> Iterator[str]:
 
 
 def measure_files(folder: JobFolder, wants: Choice) -> dict[str, int]:
-    """How much of each file is here: what one tells the other side before it sends."""
+    """Return the size of each wanted file here. The other side needs it before it sends."""
     sizes = {}
     for path in find_files(folder):
         if wants(path):
-            with contextlib.suppress(OSError):  # one that cannot be looked at is not here
+            with contextlib.suppress(OSError):  # an unreadable file counts as absent
                 sizes[path] = (folder.path / path).stat().st_size
     return sizes

@@ -1,10 +1,11 @@
-"""A connection without its socket: bytes become frames, messages bytes, and a peer introduces itself.
+"""Frames of the protocol: encoding, decoding, and the check of the first frame.
 
     | header length, 4 bytes | body length, 4 bytes | header, JSON | body |
 
-The first frame is a hello with the protocol's version and the job's id; a peer of another version or another
-job is told so and hung up on. Pure. Its shells do the I/O: `agent.link.agent_link` in an event loop,
-`wire.blocking_link` where one waits; `agent.link.rank_channel` is between a node and its ranks.
+The first frame is a hello with the protocol's version and the job's id. A peer of another version or
+another job is refused, and its connection closed. This module performs no I/O. `agent.link.agent_link`
+does it in an event loop, `wire.blocking_link` with blocking calls, and `agent.link.rank_channel` between
+a node and its ranks.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from windlass.wire.message import Message
 from windlass.wire.messages.link import Hello
 
 _LENGTHS = struct.Struct(">II")
-_SMALL_BYTES = 64 << 10  # of a body: copied, since it is sent in one go with what stands before it
-_ROOM_BYTES = 8 << 20  # for what is announced; a peer that has sent so much means it
+_SMALL_BYTES = 64 << 10  # a body up to this size is copied, to send it in one go with its header
+_ROOM_BYTES = 8 << 20  # allocated for an announced body until that many bytes have arrived
 
 Buffer = bytes | bytearray | memoryview
 Header = Mapping[str, Any]
@@ -33,7 +34,7 @@ _decode = json.JSONDecoder().decode
 
 
 class Frame(NamedTuple):
-    """One message: what it says, and the bytes it carries, which are the receiver's own."""
+    """One message: its header, and its body. The receiver may change the body."""
 
     header: Header
     body: bytes = b""
@@ -43,53 +44,55 @@ class Frame(NamedTuple):
         return str(self.header.get("type", ""))
 
 
-def render_frame(said: Message | Header, body: bytes = b"") -> bytes:
-    """The bytes of one frame."""
-    return _render_head(said, len(body)) + body
+def render_frame(message: Message | Header, body: bytes = b"") -> bytes:
+    """Return the bytes of one frame."""
+    return _render_head(message, len(body)) + body
 
 
-def render_pieces(said: Message | Header, segments: Sequence[Buffer]) -> Sequence[Buffer]:
-    """The same, to be sent one after another: a large body is not copied."""
+def render_pieces(message: Message | Header, segments: Sequence[Buffer]) -> Sequence[Buffer]:
+    """Return one frame as pieces to send one after another. A large body is not copied."""
     size = sum(map(len, segments))
-    head = _render_head(said, size)
+    head = _render_head(message, size)
     if size <= _SMALL_BYTES:
         return (b"".join((head, *segments)),)
     return (head, *segments)
 
 
-def _render_head(said: Message | Header, num_body_bytes: int) -> bytes:
-    text = records.encode(said.to_header() if isinstance(said, Message) else said).encode()
+def _render_head(message: Message | Header, num_body_bytes: int) -> bytes:
+    header = message.to_header() if isinstance(message, Message) else message
+    text = records.encode(header).encode()
     return _LENGTHS.pack(len(text), num_body_bytes) + text
 
 
 @dataclass(slots=True)
 class FrameDecoder:
-    """Cuts a stream of bytes into frames; refuses what is too long before it is kept.
+    """Decoder that splits a stream of bytes into frames.
 
-    `feed` it what has come, or read a body that is under way into its `place`. No frame is looked at before
-    it is taken. What is announced and does not come takes little memory.
+    Pass received bytes to `feed`, or read a large body directly into `place`. A frame is parsed only when
+    it is taken. A frame over the limits is refused before its body is buffered. An announced body
+    that never arrives takes little memory.
     """
 
     max_header_bytes: int = names.MAX_HEADER_BYTES
     max_body_bytes: int = names.MAX_BODY_BYTES
-    _unread: bytearray = field(default_factory=bytearray)  # not looked at yet
-    _header: Header | None = None  # of the frame under way
+    _unread: bytearray = field(default_factory=bytearray)  # not parsed yet
+    _header: Header | None = None  # of the frame being received
     _body: bytearray = field(default_factory=bytearray)
-    _missing: int = 0  # bytes of that body still to come
-    _room: int = 0  # at the end of it, for the next of them
+    _missing: int = 0  # bytes of that body still to arrive
+    _room: int = 0  # bytes allocated at its end for them
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether all that came was whole frames."""
+        """True if only whole frames have been received."""
         return self._header is None and not self._unread
 
     @property
     def num_unread(self) -> int:
-        """Bytes that came and were not looked at yet."""
+        """Number of received bytes that are not parsed yet."""
         return len(self._unread)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Add bytes; the frames that are now complete, to be taken now or later."""
+        """Add bytes and return an iterator over the complete frames. They may also be taken later."""
         while self._missing and data and (place := self.place()) is not None:
             with place:
                 num_bytes = min(len(place), len(data))
@@ -100,38 +103,39 @@ class FrameDecoder:
         return iter(self.take, None)
 
     def place(self) -> memoryview | None:
-        """Where more of a large body is to be read to; `placed` is told how much. None: feed whatever comes.
+        """Return the memory to read more of a large body into, or None to use `feed`.
 
-        The view must be released before the frame is taken: its owner may want to change its length.
+        Report the number of bytes read with `placed`. Release the view before the frame is taken, so that
+        the owner of the frame can change the body's length.
         """
         if not self._missing:
             return None
         if not self._room:
-            come = self._body
-            is_earnest = len(come) >= _ROOM_BYTES
-            self._room = self._missing if is_earnest else min(self._missing, _ROOM_BYTES)
-            self._body = bytearray(len(come) + self._room)  # one that grows is moved more often
-            self._body[: len(come)] = come
+            received = self._body
+            is_trusted = len(received) >= _ROOM_BYTES
+            self._room = self._missing if is_trusted else min(self._missing, _ROOM_BYTES)
+            self._body = bytearray(len(received) + self._room)  # growing it would copy more often
+            self._body[: len(received)] = received
         return memoryview(self._body)[-self._room :]
 
     def placed(self, num_bytes: int) -> None:
-        """So much of the body was read in place."""
+        """Record that this many bytes of the body were read into `place`."""
         self._room -= num_bytes
         self._missing -= num_bytes
 
     def take(self) -> Frame | None:
-        """The next frame, if it is complete."""
+        """Return the next frame, or None if it is not complete."""
         if self._header is None and self._unread:
             self._begin()
         if self._header is None or self._missing:
             return None
-        # a bytearray, so that arrays in it can be written to: it does all that bytes do but be a key
+        # a bytearray, so that arrays in it are writable; like bytes, but not hashable
         frame = Frame(self._header, self._body)  # type: ignore[arg-type]
         self._header, self._body = None, bytearray()
         return frame
 
     def _begin(self) -> None:
-        """Read the next frame's header, if it is complete; its body is under way then."""
+        """Parse the next frame's header if it is complete, and start to receive its body."""
         unread = self._unread
         if len(unread) < _LENGTHS.size:
             return
@@ -151,7 +155,7 @@ class FrameDecoder:
 
 
 def _read_header(text: bytearray) -> Header:
-    """What a frame says."""
+    """Return a frame's header, decoded."""
     try:
         header = _decode(text.decode())
     except (ValueError, RecursionError) as error:
@@ -162,12 +166,12 @@ def _read_header(text: bytearray) -> Header:
 
 
 def make_hello(*, role: str, job_id: str, node: int | None = None) -> Hello:
-    """The first frame: who is there, and which protocol is spoken."""
+    """Return the first frame: the sender's identity and its protocol version."""
     return Hello(version=names.PROTOCOL_VERSION, role=role, job_id=job_id, node=node)
 
 
 def check_hello(header: Header, *, job_id: str) -> Hello:
-    """Refuse a peer that speaks another version, belongs to another job or is nobody we know."""
+    """Return the hello. Raise ProtocolError for another version, another job or an unknown role."""
     if header.get("type") != "hello":
         raise ProtocolError(f"expected hello, got {header.get('type')!r:.40}")
     if header.get("version") != names.PROTOCOL_VERSION:
@@ -183,12 +187,12 @@ def check_hello(header: Header, *, job_id: str) -> Hello:
         raise ProtocolError(f"the peer's role is {role!r:.40}, not one of {', '.join(ROLES)}")
     has_index = type(node) is int and node >= 0
     if role == NODE and not has_index and not isinstance(header.get("asks_index"), str):
-        raise ProtocolError(f"a node calls itself number {node!r:.40}")
+        raise ProtocolError(f"the node's index is {node!r:.40}, not an integer of at least 0")
     return Hello.read(header)
 
 
 def refusal(header: Header) -> ProtocolError | None:
-    """The error a refused peer should raise."""
+    """Return the error that a refused peer should raise, or None if the frame is not a refusal."""
     if header.get("type") != "refused":
         return None
     return ProtocolError(str(header.get("why", "refused")), hint=str(header.get("hint", "")))

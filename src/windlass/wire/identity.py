@@ -1,7 +1,7 @@
-"""Who may speak for a job: the names in its certificates, and the files that hold them.
+"""Identities of a job: the names in its certificates, and the files that hold them.
 
-Read where certificates are made and where they are checked, so that both mean the same. Pure: nothing of
-keys, sockets or TLS.
+The code that makes certificates and the code that checks them both import this module, so they agree. It
+performs no I/O and knows nothing of keys, sockets or TLS.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _URI = re.compile(r"windlass://([^/]+)/([^/]+)")
 
 
 def server_name(job_id: str) -> str:
-    """The name under which every node of a job is known; no DNS server ever hears it."""
+    """Return the TLS server name of every node of a job. It is never looked up in DNS."""
     return f"node.{_checked(job_id)}.windlass.internal"
 
 
 def role_uri(job_id: str, role: str) -> str:
-    """What a certificate says of its holder."""
+    """Return the URI that a certificate holds: its job and role."""
     return f"windlass://{_checked(job_id)}/{role}"
 
 
 def read_role_uri(uri: str) -> tuple[str, str]:
-    """The job and the role that `role_uri` wrote."""
+    """Return the job and the role in a URI that `role_uri` made."""
     match = _URI.fullmatch(uri)
     if match is None or match[2] not in ROLES or not _LABEL.fullmatch(match[1]):
-        raise ProtocolError(f"a certificate names no job and role of ours: {uri!r:.120}")
+        raise ProtocolError(f"a certificate's URI has no valid job and role: {uri!r:.120}")
     return match[1], match[2]
 
 

@@ -1,6 +1,6 @@
-"""A job's folder: which file lies where. The agent writes it, engines and clients read it.
+"""Layout of a job's folder. The agent writes it, engines and clients read it.
 
-Paths and the atomic write only; what the files say is `status`, `results` and `logs`.
+Only paths and atomic writes. The content of the files is in `status`, `results` and `log_files`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ATTEMPT = re.compile(r"attempt-([0-9]{1,9})")
 
 @dataclass(frozen=True, slots=True)
 class JobFolder:
-    """Names inside one job's folder."""
+    """Paths inside one job's folder."""
 
     path: Path
 
@@ -49,7 +49,7 @@ class JobFolder:
     def reserve(self) -> Path:
         return (
             self.path / "status.reserve"
-        )  # room for the last status on a disk that is full by then
+        )  # reserves space for the last status, in case the disk is full by then
 
     @property
     def lead_lock(self) -> Path:
@@ -63,7 +63,7 @@ class JobFolder:
         return self.path / f"agent-{node}.log"
 
     def gpus(self, node: int) -> Path:
-        """The GPUs of a node of this machine; no file where none were asked for."""
+        """Return the file that lists a local node's GPUs. It does not exist if none were requested."""
         return self.path / f"gpus-{node}"
 
     def attempt(self, attempt: int) -> Path:
@@ -73,7 +73,7 @@ class JobFolder:
         make_own(self.attempt(attempt))
 
     def attempts(self) -> list[int]:
-        """The attempts that have a folder, oldest first."""
+        """Return the attempts that have a folder, oldest first."""
         matches = (_ATTEMPT.fullmatch(entry.name) for entry in self.path.glob("attempt-*"))
         return sorted(int(attempt[1]) for attempt in matches if attempt)
 
@@ -81,7 +81,7 @@ class JobFolder:
         return self.attempt(attempt) / names.WORLD_FILE
 
     def log(self, attempt: int, rank: int) -> Path:
-        """A rank's; with a negative number that of a node's own processes."""
+        """Return the log of a rank, or of a node's own processes if the number is negative."""
         name = f"rank-{rank}.log" if rank >= 0 else f"node-{-1 - rank}.log"
         return self.attempt(attempt) / name
 
@@ -93,9 +93,9 @@ class JobFolder:
 
 
 def write_atomically(path: Path, *chunks: bytes, is_durable: bool = False) -> None:
-    """Write beside and rename: a reader sees the old file or the new one, never half of one.
+    """Write a temporary file beside `path` and rename it, so that readers never see a partial file.
 
-    What `is_durable` is there after a power cut, too: how a job ended, and what its ranks returned.
+    With `is_durable` the file survives a power cut: used for a job's end and its ranks' results.
     """
     with _written_beside(path, chunks, is_durable=is_durable) as beside:
         beside.replace(path)
@@ -104,17 +104,17 @@ def write_atomically(path: Path, *chunks: bytes, is_durable: bool = False) -> No
 
 
 def sync_name(path: Path) -> None:
-    """Make the name of a new or renamed file survive a power cut, as its bytes do."""
+    """Make the name of a new or renamed file survive a power cut."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some file systems cannot, and need not
+        with contextlib.suppress(OSError):  # some file systems cannot sync a folder, and need not
             os.fsync(folder)
     finally:
         os.close(folder)
 
 
 def write_once(path: Path, *chunks: bytes) -> None:
-    """As `write_atomically`, but a file that is there stays: of several writers the first one wins."""
+    """Write like `write_atomically`, but keep an existing file. The first of several writers wins."""
     with _written_beside(path, chunks) as beside:
         with contextlib.suppress(FileExistsError):
             os.link(beside, path)
@@ -122,7 +122,7 @@ def write_once(path: Path, *chunks: bytes) -> None:
 
 
 def _open_private(path: str, flags: int) -> int:
-    """Open a file that only its owner can read and write, whatever the umask."""
+    """Open a file with mode 0600, whatever the umask."""
     return os.open(path, flags, 0o600)
 
 

@@ -1,7 +1,8 @@
-"""A job's last word: its status, results and logs as lines of node 0's log, for when no agent is left.
+"""Last word of a job: its status, results and logs as lines of node 0's log.
 
-Pods cannot call the API server, and what lies in a pod is gone with it; but its log stays as long as the
-pod is kept. What does not fit is left out, and named. Pure.
+Clients read it when no agent is running any more. Pods cannot call the API server, and a pod's files
+disappear when it ends. Its log stays as long as the pod is kept. Files that do not fit are left out and
+listed by name. This module performs no I/O.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ _LINE_BYTES = 12 << 10  # container runtimes cut lines at 16 KiB
 _LINE = re.compile(
     rb"windlass-last-word ([0-9]{1,5})/([0-9]{1,5}) ([A-Za-z0-9+/=]{0,%d})\s*$" % _LINE_BYTES
 )
-# Anything in a pod can write such lines: no more is believed than an agent ever leaves. A status has no limit
-# of its own, but with one of ten thousand ranks there is still room.
+# Anything in a pod can write such lines, so these limits are those of a real agent. A status has no limit
+# of its own, but that of ten thousand ranks still fits.
 _MAX_PARTS = 2048
 _MAX_UNPACKED_BYTES = 32 << 20
 _MAX_FILES = 20_000
 _OMITTED = "omitted.json"
 _UNREADABLE = (
     *(ValueError, KeyError, EOFError, OSError, struct.error, zipfile.BadZipFile, zlib.error),
-    *(RuntimeError, NotImplementedError, ProtocolError),  # encrypted, or packed in another way
+    *(RuntimeError, NotImplementedError, ProtocolError),  # encrypted, or compressed in another way
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastWord:
-    """What was kept, by its path in the job's folder, and the sizes of what was not."""
+    """Files that were kept, by path in the job's folder, and the sizes of those left out."""
 
     files: Mapping[str, bytes]
     omitted: Mapping[str, int] = field(default_factory=dict)
 
 
 def choose_files(sizes: Mapping[str, int], *, max_bytes: int = MAX_BYTES) -> set[str]:
-    """The files there is room for, by size alone, so that no file is read in vain.
+    """Return the files that fit, chosen by size, so that no file is read needlessly.
 
-    Small ones come first, and logs last: those may be had from the pods themselves.
+    Small files come first. Logs come last, because clients can also read them from the pods.
     """
     kept, left = set(), max_bytes
     for path in sorted(sizes, key=lambda path: (path.endswith(".log"), sizes[path])):
@@ -63,9 +64,9 @@ def render_last_word(
     omitted: Mapping[str, int] | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> bytes:
-    """Lines for the log. The first file always goes along, others while there is room.
+    """Return the lines for the log. The first file is always included, the others while they fit.
 
-    `omitted` are the sizes of files that were not even read.
+    `omitted` holds the sizes of files that were not read at all.
     """
     first, *others = files
     sizes = {path: len(files[path]) for path in others}
@@ -81,7 +82,7 @@ def render_last_word(
 
 
 def read_last_word(log: bytes) -> LastWord | None:
-    """The last word in a log; None when there is none, or only a part of it."""
+    """Return the last word in a log, or None if it is absent or incomplete."""
     parts: dict[int, bytes] = {}
     total = 0
     for line in log.splitlines():
@@ -92,12 +93,12 @@ def read_last_word(log: bytes) -> LastWord | None:
         return None
     try:
         return _unpack(base64.b64decode(b"".join(parts[number] for number in sorted(parts))))
-    except _UNREADABLE:  # a line was cut, or it is none of ours
+    except _UNREADABLE:  # a line was cut, or Windlass did not write it
         return None
 
 
 def num_lines(log: bytes) -> int:
-    """How many lines the last word has, by the last line of a log; 0 when it does not end with one."""
+    """Return the number of lines of the last word at the end of a log, or 0 if there is none."""
     for line in reversed(log.splitlines()):
         if line_match := _LINE.match(line):
             return min(int(line_match[2]), _MAX_PARTS)
@@ -117,16 +118,16 @@ def _unpack(data: bytes) -> LastWord:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for name in archive.namelist()[: _MAX_FILES + 1]:
             with archive.open(name) as file:
-                files[name] = file.read(left + 1)  # what it says of its size may be a lie
+                files[name] = file.read(left + 1)  # the size that the archive states may be false
             left -= len(files[name])
             if left < 0 or len(files) > _MAX_FILES:
-                raise ValueError("more than an agent ever leaves")
+                raise ValueError("the last word is larger than an agent writes")
     return LastWord(omitted=read_omitted(files.pop(_OMITTED)), files=files)
 
 
 def read_omitted(text: bytes) -> dict[str, int]:
-    """The sizes of files that are missing, by their paths."""
-    sizes = records.parse(text, "what a job left")
+    """Return the sizes of the omitted files, by path."""
+    sizes = records.parse(text, "the list of omitted files")
     if not isinstance(sizes, dict) or not all(type(size) is int for size in sizes.values()):
-        raise ProtocolError("what a job left is malformed")
+        raise ProtocolError("the list of omitted files is malformed")
     return sizes

@@ -1,6 +1,7 @@
-"""What a lead must not forget: all nodes keep a copy, so that a new node 0 goes on where the old one stopped.
+"""State of a lead that must survive it, so that a new node 0 continues where the old one stopped.
 
-Records only. The lead hands it out at the start of each attempt; nodes give it back when they join.
+All nodes keep a copy. The lead sends it at the start of each attempt, and nodes return it when they join.
+This module only has records.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from windlass.wire.status import Moment, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """A node that took part in an attempt: the agent that it was, not one that came in its place."""
+    """An agent that took part in an attempt. An agent that replaces it has another incarnation."""
 
     index: int
     incarnation: str
@@ -21,38 +22,40 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostLead:
-    """How a node lost the lead that it had."""
+    """How a node lost its lead."""
 
-    ago_s: float  # since it was heard last
-    is_closed: bool  # its machine ended the connection: its agent is dead, and its ranks are
+    ago_s: float  # since its last message
+    is_closed: bool  # its machine closed the connection: its agent and its ranks are dead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadHandover:
     """Attempts and budgets so far."""
 
-    attempt: int = -1  # the last one that was begun
+    attempt: int = -1  # the last one that was started
     restarts_used: int = 0
     losses_used: int = 0
-    deadline_at_s: float | None = None  # of the whole job, by the clock
+    deadline_at_s: float | None = None  # of the whole job, in wall-clock time
     history: tuple[Verdict, ...] = ()
     timeline: tuple[Moment, ...] = ()
-    seats: tuple[Seat, ...] = ()  # who took part in that attempt and has not left for good
+    seats: tuple[
+        Seat, ...
+    ] = ()  # nodes that took part in that attempt and have not left permanently
 
 
 def make_memory(num_losses: int) -> LeadHandover:
-    """What a node 0 knows that no other node tells: how many there were before it."""
+    """Return the state of a node 0 that only knows how many node 0s were lost before it."""
     return LeadHandover(attempt=num_losses - 1, losses_used=num_losses)
 
 
-def choose_memory(told: Iterable[LeadHandover], *, own: LeadHandover) -> LeadHandover:
-    """What is known of the attempts before a lead that comes after another; its loss is not spent yet.
+def choose_memory(reported: Iterable[LeadHandover], *, own: LeadHandover) -> LeadHandover:
+    """Return the most advanced state that nodes reported, for a lead that replaces another.
 
-    Of what nodes remember, that which knows most. A lead that was lost before it told anybody anything
-    is only known by the count of them.
+    The loss of the previous lead is not counted yet. A lead that was lost before it sent its state to any
+    node appears only in the counts of `own`.
     """
     best = max(
-        told, key=lambda memory: (memory.attempt, len(memory.history)), default=LeadHandover()
+        reported, key=lambda memory: (memory.attempt, len(memory.history)), default=LeadHandover()
     )
     return replace(
         best,

@@ -1,7 +1,7 @@
-"""Reading the log files of a job: whole, merged by time, or as they grow.
+"""Reader of a job's log files: whole, merged by time, or as they grow.
 
-The files are the buffer: a slow reader costs nobody memory, and a reader that comes back goes on
-from its offset. Knows the folder and the record's form, not terminals.
+The files are the buffer. A slow reader costs no memory, and a reader that returns continues from its
+offset. This module knows the folder and the format of records, not terminals.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_LINE_BYTES = 64 << 10
 
 @dataclass(slots=True)
 class RankLog:
-    """One rank's log in one attempt, read from where the last read ended."""
+    """One rank's log in one attempt. Each read continues where the last one ended."""
 
     path: Path
     node: int
@@ -43,7 +43,7 @@ class RankLog:
     _parts: dict[str, list[LogRecord]] = field(default_factory=dict)
 
     def read_new(self) -> Iterator[LogLine]:
-        """Lines that were finished since the last call; at most about a megabyte of them."""
+        """Yield the lines completed since the last call, from at most 1 MiB of the file."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
@@ -53,10 +53,10 @@ class RankLog:
         yield from self.feed(data)
 
     def feed(self, data: bytes) -> Iterator[LogLine]:
-        """Lines that were finished by these bytes, which follow the last ones."""
+        """Yield the lines that these bytes complete. They must follow the last ones."""
         self.offset += len(data)
         *lines, self._tail = (self._tail + data).split(b"\n")
-        if len(self._tail) > _READ_BYTES:  # no record: agents cut those at 16 KiB
+        if len(self._tail) > _READ_BYTES:  # not a record: agents cut those at 16 KiB
             self._tail = self._tail[:_MAX_LINE_BYTES]
         for line in lines:
             record = read_record(line)
@@ -64,7 +64,10 @@ class RankLog:
                 yield from self._add(record)
 
     def skip_to(self, since_s: float) -> None:
-        """Start at the first record that is not older; found by halving, since records are in order."""
+        """Start less than 1 MiB before the first record from `since_s` on.
+
+        Bisects the file, because its records are in order of time.
+        """
         try:
             with self.path.open("rb") as file:
                 low, high = 0, self.path.stat().st_size
@@ -83,7 +86,7 @@ class RankLog:
             return
 
     def read_rest(self) -> Iterator[LogLine]:
-        """What is left of lines that never ended."""
+        """Yield the lines that were never completed."""
         for stream in list(self._parts):
             yield from self._finish(stream)
 
@@ -95,7 +98,7 @@ class RankLog:
         yield from self.read_rest()
 
     def _add(self, record: LogRecord) -> Iterator[LogLine]:
-        if record.tag == FULL and record.stream not in self._parts:  # by far the most
+        if record.tag == FULL and record.stream not in self._parts:  # by far the most common case
             yield self._make_line(record, record.data.decode("utf-8", "backslashreplace"))
             return
         parts = self._parts.setdefault(record.stream, [])
@@ -103,13 +106,13 @@ class RankLog:
         if record.tag != PART:
             yield from self._finish(record.stream)
         elif sum(len(part.data) for part in parts) >= _MAX_LINE_BYTES:
-            yield from self._finish(record.stream, goes_on=True)
+            yield from self._finish(record.stream, has_more=True)
 
-    def _finish(self, stream: str, *, goes_on: bool = False) -> Iterator[LogLine]:
+    def _finish(self, stream: str, *, has_more: bool = False) -> Iterator[LogLine]:
         parts = self._parts.pop(stream, [])
         decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-        text = decoder.decode(b"".join(part.data for part in parts), final=not goes_on)
-        if half := decoder.getstate()[0]:  # of a character whose other half is in the next piece
+        text = decoder.decode(b"".join(part.data for part in parts), final=not has_more)
+        if half := decoder.getstate()[0]:  # a character that continues in the next piece
             self._parts[stream] = [LogRecord(parts[-1].at_s, stream, PART, half)]
         if not parts or (not text and parts[-1].tag != FULL):
             return
@@ -128,7 +131,7 @@ class RankLog:
 
 
 def find_logs(folder: JobFolder, plan: Plan, query: LogQuery) -> list[RankLog]:
-    """The log files a query asks for, oldest attempt first."""
+    """Return the log files that a query selects, oldest attempt first."""
     logs = []
     for attempt in folder.attempts():
         if query.attempt not in (None, attempt):
@@ -148,13 +151,13 @@ def find_logs(folder: JobFolder, plan: Plan, query: LogQuery) -> list[RankLog]:
 
 
 def _find_others(plan: Plan, node: int) -> tuple[int, ...]:
-    """The logs of a node beside its ranks': one, where a framework has processes of its own there."""
+    """Return the number of the node's own log, if the framework has processes of its own there."""
     return () if plan.sizes is None else (number_node(node),)
 
 
 @dataclass(slots=True)
 class LogFiles:
-    """The lines of a job that answer a query: all at once, or as they come."""
+    """The lines of a job that match a query: all at once, or as they are written."""
 
     folder: JobFolder
     plan: Plan
@@ -162,21 +165,21 @@ class LogFiles:
     _logs: dict[Path, RankLog] = field(default_factory=dict)
 
     def read_all(self) -> Iterator[LogLine]:
-        """All lines that are there now, in the order they were written."""
+        """Yield all lines that exist now, in the order they were written."""
         logs = find_logs(self.folder, self.plan, self.query)
         for line in heapq.merge(*logs, key=lambda line: line.at_s):
             if self.query.wants(line):
                 yield line
 
     def read_new(self) -> list[LogLine]:
-        """New lines of all ranks, ordered among themselves; files that appear are picked up."""
+        """Return the new lines of all ranks in order of time. Includes new log files."""
         for log in find_logs(self.folder, self.plan, self.query):
             self._logs.setdefault(log.path, log)
         lines = [line for log in self._logs.values() for line in log.read_new()]
         return self._wanted(lines)
 
     def read_rest(self) -> list[LogLine]:
-        """Lines that will never end, once the job has."""
+        """Return the incomplete last lines. Call this once the job has ended."""
         return self._wanted([line for log in self._logs.values() for line in log.read_rest()])
 
     def _wanted(self, lines: list[LogLine]) -> list[LogLine]:

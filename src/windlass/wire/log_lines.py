@@ -1,10 +1,11 @@
-"""Lines of ranks' logs: records of a rank's log file, and the same lines in the log of its pod.
+"""Lines of ranks' logs, as records of a rank's log file and as lines of a pod's log.
 
     [rank 3] step 7 loss 0.25
     [rank 3, attempt 1, stderr] a warning
     [node 1] what a framework's own processes print
 
-Pure: files are `wire.log_files`, pipes are `agent.node.rank_streams`, terminals are `client.jobs.live_view`.
+This module performs no I/O. Files are read in `wire.log_files`, pipes in `agent.node.rank_streams`, and
+terminals are written in `client.jobs.live_view`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """One record as it lies on disk."""
+    """One record of a log file."""
 
     at_s: float
     stream: str
@@ -36,20 +37,20 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One whole line of one rank, as a person reads it."""
+    """One whole line of one rank, for people to read."""
 
     at_s: float
     node: int
-    rank: int  # negative: of a framework's own processes on the node, `number_node`
+    rank: int  # negative for a framework's own processes on the node, see `number_node`
     attempt: int
     stream: str
     text: str
-    replaced: bool = False  # a progress bar drew over it
+    replaced: bool = False  # overwritten by a progress bar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogQuery:
-    """Which lines are wanted."""
+    """Filter that selects log lines."""
 
     rank: int | None = None
     node: int | None = None
@@ -68,25 +69,25 @@ class LogQuery:
             ) from error
 
     def wants(self, line: LogLine) -> bool:
-        """Whether a line answers the query; rank, node and attempt already choose the files."""
+        """Return whether a line matches. Rank, node and attempt already select the files."""
         if self.since_s is not None and line.at_s < self.since_s:
             return False
         return self.grep is None or re.search(self.grep, line.text) is not None
 
 
 def number_node(node: int) -> int:
-    """The number, among those of ranks, of what a framework's own processes on a node print."""
+    """Return the number that stands for a framework's own processes on a node, in place of a rank."""
     return -1 - node
 
 
 def render_prefix(at_s: float, stream: str, tag: str) -> bytes:
-    """What stands before a record's data."""
+    """Return the prefix of a record's data: time, stream and tag."""
     when = datetime.fromtimestamp(at_s, tz=timezone.utc)
     return f"{when:%Y-%m-%dT%H:%M:%S.%f}Z {stream} {tag} ".encode()
 
 
 def read_record(line: bytes) -> LogRecord | None:
-    """One line of a log file; None when it is not one (a disk filled up in its middle)."""
+    """Return the record in a line of a log file, or None if it is cut off (by a full disk)."""
     when, _, rest = line.rstrip(b"\n").partition(b" ")
     stream, _, rest = rest.partition(b" ")
     tag, _, data = rest.partition(b" ")
@@ -100,10 +101,10 @@ def read_record(line: bytes) -> LogRecord | None:
 _KINDS = {kind.encode(): kind for kind in (FULL, PART, REPLACED)}
 
 
-@functools.lru_cache(maxsize=64)  # what was read from a pipe at once has one time
+@functools.lru_cache(maxsize=64)  # lines that were read from a pipe at once share their time
 def _read_time(when: bytes) -> float | None:
     try:
-        # fromisoformat takes a Z only from Python 3.11 on
+        # fromisoformat accepts a Z only since Python 3.11
         at = datetime.fromisoformat(when.decode("ascii").replace("Z", "+00:00"))
     except ValueError:
         return None
@@ -111,10 +112,10 @@ def _read_time(when: bytes) -> float | None:
 
 
 def render_pod_lines(records: bytes, *, rank: int, attempt: int) -> bytes:
-    """Records of a rank's log file as lines for the pod's log; drawings of progress bars are left out."""
-    who = f"[rank {rank}" if rank >= 0 else f"[node {-1 - rank}"
-    who += f", attempt {attempt}" if attempt else ""
-    heads = {"stdout": f"{who}] ".encode(), "stderr": f"{who}, stderr] ".encode()}
+    """Return records of a rank's log file as lines for the pod's log, without replaced lines."""
+    source = f"[rank {rank}" if rank >= 0 else f"[node {-1 - rank}"
+    source += f", attempt {attempt}" if attempt else ""
+    heads = {"stdout": f"{source}] ".encode(), "stderr": f"{source}, stderr] ".encode()}
     lines = []
     for line in records.split(b"\n"):
         record = read_record(line) if line else None
@@ -124,7 +125,7 @@ def render_pod_lines(records: bytes, *, rank: int, attempt: int) -> bytes:
 
 
 def read_pod_log(log: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Each rank's line as (rank, attempt, record of a log file), from a pod's log with times."""
+    """Yield each rank's line in a pod's log with times, as (rank, attempt, record of a log file)."""
     for line in log.splitlines():
         when, _, text = line.partition(b" ")
         line_match = _LINE.match(text)
@@ -137,8 +138,8 @@ def read_pod_log(log: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def read_line_time(when: bytes) -> float | None:
-    """The time that a container runtime wrote before a line; None where there is none."""
-    # nanoseconds are more than Python reads
+    """Return the time that a container runtime wrote before a line, or None if there is none."""
+    # Python parses microseconds, the runtime writes nanoseconds
     text = re.sub(rb"(\.\d{6})\d+", rb"\1", when)
     record = read_record(text + b" stdout F ")
     return record.at_s if record else None

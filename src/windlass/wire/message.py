@@ -1,7 +1,8 @@
-"""Message: one kind of what processes say to each other, a frozen record with a check for each field.
+"""Base class of all messages between processes: frozen records with a check for each field.
 
-`windlass.records` has the checks; a message is read once, where it arrives. A Direction is the kinds that one
-side may say. Ranks and the fork server import this: no dataclasses, no typing at run time.
+`windlass.records` has the checks. A message is checked once, on arrival. A Direction lists the kinds that
+one side may send. Ranks and the fork server import this module, so it imports no dataclasses and no typing
+at run time.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, dataclass_transform
 
-    # what annotations may say beside Python's own words
+    # types that annotations may use besides Python's own
     Count = int  # not negative
     Port = int
     Metric = float | int | str | bool | None
-    JsonObject = dict[str, Any]  # whatever is in it
+    JsonObject = dict[str, Any]  # any values
     Handlers = dict[type["Message"], Callable[..., Any]]  # what a receiver does with each kind
 else:
     Count = Port = Metric = JsonObject = Handlers = None
@@ -31,15 +32,15 @@ else:
         return lambda cls: cls
 
 
-_fill = object.__setattr__  # as a whole: its own dict is what a message is
+_fill = object.__setattr__  # replaces the whole __dict__, which holds the fields of a message
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Message:
-    """One kind of message. A field that is not given has its default, and is not sent."""
+    """One kind of message. A field that is not given has its default and is not sent."""
 
     kind: ClassVar[str] = ""
-    tag: ClassVar[str] = "type"  # the key under which the kind is said
+    tag: ClassVar[str] = "type"  # the key of the kind in the header
 
     def __init_subclass__(cls, *, kind: str = "") -> None:
         cls.kind = kind
@@ -63,7 +64,7 @@ class Message:
         return f"{type(self).__name__}({fields})"
 
     def to_header(self) -> dict[str, Any]:
-        """Return the kind and the fields that were given; `records.to_json` encodes what is in them."""
+        """Return the kind and the given fields. `records.to_json` encodes their values."""
         return {self.tag: self.kind, **self.__dict__}
 
     def given_fields(self) -> Mapping[str, Any]:
@@ -80,7 +81,7 @@ class Message:
 
     @classmethod
     def read(cls, header: Mapping[str, Any]) -> Self:
-        """Return the message in a header; ProtocolError if it does not fit."""
+        """Return the message in a header. Raise ProtocolError if it is malformed."""
         try:
             values = read_fields(cls, header)
         except ValueError as error:
@@ -98,7 +99,7 @@ def _describe(error: Unfit) -> str:
 
 
 class Direction:
-    """Who says what to whom: the kinds that may come from one side, by their names."""
+    """Messages that one side may send to the other, by kind."""
 
     def __init__(self, sender: str, receiver: str, about: str, *kinds: type[Message]) -> None:
         self.sender = sender
@@ -108,13 +109,13 @@ class Direction:
         self._tag = kinds[0].tag
 
     def read(self, header: Any) -> Message:
-        """Return the message in a header; one that the sender has no business to say is refused."""
+        """Return the message in a header. Raise ProtocolError if the sender may not send its kind."""
         try:
             cls = self.kinds[header[self._tag]]
-        except (KeyError, TypeError):  # TypeError: it is no object, or its kind is none
+        except (KeyError, TypeError):  # TypeError: the header or its kind has a wrong type
             kind = header.get(self._tag) if isinstance(header, dict) else None
             raise ProtocolError(
-                f"{kind!r:.40} is nothing that the {self.sender} says to the {self.receiver}",
+                f"the {self.sender} may not send {kind!r:.40} to the {self.receiver}",
                 hint="use the same version of Windlass on both sides",
             ) from None
         return cls.read(header)

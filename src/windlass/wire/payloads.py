@@ -1,8 +1,8 @@
-"""Values in segments: a pickle, and beside it the large buffers of arrays and tensors, never copied into it.
+"""Payloads: values as segments, which are a pickle and the large buffers of arrays and tensors.
 
-A payload is the segments one after another; their lengths travel separately. One that is large lies in a file
-that its reader maps: so a gigabyte is copied once on its way into a rank on the same machine. Used by ranks
-and by clients.
+Buffers are never copied into the pickle. A payload is its segments one after another. Their lengths are
+sent separately. A large payload is in a file that its reader maps, so a gigabyte is copied only once on its
+way into a rank on the same machine. Used by ranks and clients.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from windlass.wire.tensor_pickling import IN_BAND_BYTES
 
 Segment = bytes | bytearray | memoryview
 
-SPILL_BYTES = 1 << 20  # more than this goes by file
-_NEEDED_BYTES = 64 << 20  # of shared memory, or it is not used
+SPILL_BYTES = 1 << 20  # larger payloads go through a file
+_NEEDED_BYTES = 64 << 20  # free shared memory that is required to use it
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _numbers = itertools.count()
 
 
 def pack(value: Any, *, name: str) -> list[Segment]:
-    """The segments of a value; what cannot travel is named by its path, starting at `name`."""
+    """Return the segments of a value. An error names the part that cannot travel, starting at `name`."""
     if type(value) in _PLAIN:
         return [pickle.dumps(value, protocol=5)]
     buffers: list[Segment] = []
@@ -40,7 +40,7 @@ def pack(value: Any, *, name: str) -> list[Segment]:
     def keep_aside(buffer: pickle.PickleBuffer) -> bool:
         try:
             raw = buffer.raw()
-        except BufferError:  # with gaps in it
+        except BufferError:  # the buffer is not contiguous
             return True
         if raw.nbytes < IN_BAND_BYTES:
             return True
@@ -51,12 +51,12 @@ def pack(value: Any, *, name: str) -> list[Segment]:
 
 
 def unpack(segments: Sequence[Segment]) -> Any:
-    """The value again. Arrays and tensors use the segments' own memory."""
+    """Return the value in the segments. Its arrays and tensors use the segments' memory."""
     return pickle.loads(segments[0], buffers=segments[1:])  # noqa: S301 - from this job's own peers
 
 
 def cut(body: Segment | mmap.mmap, sizes: Sequence[int]) -> list[memoryview]:
-    """The segments that lie in one body, one after another."""
+    """Split a body into its segments, without copying."""
     view, segments = memoryview(body), []
     for size in sizes:
         segments.append(view[:size])
@@ -65,7 +65,7 @@ def cut(body: Segment | mmap.mmap, sizes: Sequence[int]) -> list[memoryview]:
 
 
 def write_file(folder: str, segments: Iterable[Segment]) -> str:
-    """Put a payload into a new file, in memory where there is room; its path."""
+    """Write a payload into a new file in `folder`, and return its path."""
     path = new_path(folder)
     with open(path, "xb") as file:
         os.fchmod(file.fileno(), 0o600)
@@ -75,7 +75,7 @@ def write_file(folder: str, segments: Iterable[Segment]) -> str:
 
 
 def forget(path: str) -> None:
-    """A payload's file is no longer needed; it may be gone already."""
+    """Delete a payload's file if it still exists."""
     if path:
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -86,7 +86,7 @@ def new_path(folder: str) -> str:
 
 
 def map_file(path: str) -> mmap.mmap | bytes:
-    """A payload's bytes; what the reader writes into them stays its own."""
+    """Map a payload's file. Writes to the mapping do not change the file."""
     with open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return b""
@@ -94,10 +94,10 @@ def map_file(path: str) -> mmap.mmap | bytes:
 
 
 def make_spill(name: str, fallback: Path) -> Path:
-    """Make the folder for a node's payloads: in shared memory, or in `fallback` where that is not possible.
+    """Make the folder for a node's payloads, in shared memory if possible, else in `fallback`.
 
-    Shared memory may be too small. Or another user may have made a folder of that name before us, for us to
-    load pickles from.
+    Shared memory may be too small. Another user may also have made a folder of that name first, so that
+    this process would load that user's pickles.
     """
     path = fallback / "payloads"
     with contextlib.suppress(OSError, EngineError):
@@ -118,11 +118,11 @@ def _shared_parent() -> Path:
 
 
 def remove_spills(job_id: str) -> None:
-    """Remove what nodes of a job on this machine left in shared memory."""
+    """Remove the payloads that a job's nodes on this machine left in shared memory."""
     parent = _shared_parent()
     if not find_private_fault(parent):
         for path in parent.glob(f"{job_id}-*"):
             if path.name.removeprefix(
                 f"{job_id}-"
-            ).isdigit():  # not of a job whose id only begins so
+            ).isdigit():  # skips jobs whose id only starts with this one
                 shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Values that cross between processes: pickling them, and saying clearly why one cannot travel.
+"""Pickling of values that are sent between processes, with errors that name the part that fails.
 
-Used by ranks for what they return and by clients for what they send, whole or in the segments of
-`wire.payloads`. cloudpickle only; torch is touched only when the user's own code has imported it.
+Ranks use it for the values they return, clients for the values they send: whole, or as segments of
+`wire.payloads`. It depends on cloudpickle only, and uses torch only if the user's code has imported it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from windlass.errors import BundleError
 from windlass.wire.tensor_pickling import reduce_tensor
 
 _MAX_DEPTH = 64
-_HEAP_TYPE = 1 << 9  # of a class that Python code made
+_HEAP_TYPE = 1 << 9  # flag of a class that was defined in Python
 _WHAT = {
     "generator": "a generator cannot travel; return list(...) of it",
     "async_generator": "an async generator cannot travel; collect it into a list",
@@ -41,9 +41,9 @@ _WHAT = {
 def dump(
     value: Any, *, name: str, keep_aside: Callable[[pickle.PickleBuffer], bool] | None = None
 ) -> bytes:
-    """Pickle `value`; what cannot travel is named by its path, starting at `name`.
+    """Pickle `value`. An error names the part that cannot travel, starting at `name`.
 
-    Large buffers are inside the pickle, but for those that `keep_aside` takes (it returns False for them).
+    The pickle includes large buffers, except those for which `keep_aside` returns False.
     """
     out = io.BytesIO()
     try:
@@ -54,7 +54,7 @@ def dump(
 
 
 def cannot_travel(value: Any, name: str, error: Exception) -> BundleError:
-    """What to say of a value that pickling failed on."""
+    """Return the error for a value that could not be pickled."""
     if isinstance(error.__cause__ or error, RecursionError):  # cloudpickle wraps it
         return BundleError(f"{name} is nested too deeply to travel")
     path, why = explain_pickling(value, name)
@@ -62,7 +62,7 @@ def cannot_travel(value: Any, name: str, error: Exception) -> BundleError:
 
 
 def _hint(why: str) -> str:
-    return "" if why else "only values that pickle can travel between processes"
+    return "" if why else "only values that can be pickled travel between processes"
 
 
 def _make_pickler(
@@ -76,7 +76,10 @@ def _make_pickler(
 
 @functools.lru_cache(maxsize=4)
 def _pickler_class(cloudpickle: Any, tensor: Any) -> Any:
-    """cloudpickle's pickler; tensors travel on the CPU (`wire.tensor_pickling`), exceptions whole."""
+    """Return a subclass of cloudpickle's Pickler for CPU copies of tensors and whole exceptions.
+
+    Tensors are pickled by `wire.tensor_pickling`.
+    """
 
     class WholePickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
@@ -91,7 +94,10 @@ def _pickler_class(cloudpickle: Any, tensor: Any) -> Any:
 
 
 def reduce_error(error: BaseException) -> Any:
-    """How an exception travels that does not say so itself: as it is, whatever its `__init__` wants."""
+    """Return how to pickle an exception whose class does not define it, or None to use pickle's way.
+
+    The exception is rebuilt from its arguments and attributes, without calling its `__init__`.
+    """
     kind = type(error)
     is_own = (kind.__reduce__, kind.__reduce_ex__) != (
         BaseException.__reduce__,
@@ -99,22 +105,24 @@ def reduce_error(error: BaseException) -> Any:
     )
     if is_own:
         return None
-    # ranks have forgotten our modules: by its name it travels only where it can be found by it
+    # ranks remove Windlass's modules: pickle finds a function by name only if a new import has it
     build = getattr(importlib.import_module(__name__), "build_error", None)
     return None if build is None else (build, (kind, error.args), vars(error) or None)
 
 
 def build_error(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """An exception of this class with these arguments; no code of the class is run for it."""
+    """Return an exception of this class with these arguments, without running the class's code."""
     built_in = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
     error: BaseException = built_in.__new__(kind, *args)
-    with contextlib.suppress(Exception):  # what Python keeps beside the arguments, such as a code
+    with contextlib.suppress(
+        Exception
+    ):  # sets what Python keeps besides the arguments, such as an exit code
         built_in.__init__(error, *args)  # type: ignore[misc]
     return error
 
 
 def explain_pickling(value: Any, name: str) -> tuple[str, str]:
-    """The path of the innermost thing that cannot travel, and why (empty when nothing is known)."""
+    """Return the path of the innermost value that cannot travel, and why (empty if unknown)."""
     path, seen = name, {id(value)}
     for _ in range(_MAX_DEPTH):
         culprit = next(
@@ -131,7 +139,7 @@ def explain_pickling(value: Any, name: str) -> tuple[str, str]:
 def _travels(value: Any) -> bool:
     try:
         _make_pickler(io.BytesIO()).dump(value)
-    except Exception:  # noqa: BLE001 - any exception of a user's __reduce__ means: it does not travel
+    except Exception:  # noqa: BLE001 - a user's __reduce__ may raise anything
         return False
     return True
 
@@ -147,7 +155,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, types.FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
         for free, cell in cells:
-            with contextlib.suppress(ValueError):  # nothing in it yet
+            with contextlib.suppress(ValueError):  # the cell is empty
                 yield f"{path} uses {free!r}", cell.cell_contents
         used = (n for n in _names(value.__code__) if n in value.__globals__)
         yield from ((f"{path} uses {n!r}", value.__globals__[n]) for n in used)
@@ -161,10 +169,10 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _reduced_parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What pickle makes of an object: its attributes, slots too, and what it holds as a list or a dict."""
+    """Yield the parts that pickle stores of an object: attributes, slots, list items and dict items."""
     try:
         reduced = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-    except Exception:  # noqa: BLE001 - one that refuses is itself the culprit, or its attributes are
+    except Exception:  # noqa: BLE001 - the object or one of its attributes cannot be pickled
         reduced = (None, (), getattr(value, "__dict__", None))
     if not isinstance(reduced, tuple):
         return
@@ -181,7 +189,7 @@ def _reduced_parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """Names that a function, or a function or comprehension inside it, looks up."""
+    """Yield the names that a function looks up, including those of functions inside it."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):

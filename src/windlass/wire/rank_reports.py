@@ -1,8 +1,9 @@
-"""Datagrams between a rank and its node: reports one way, the release at the end the other way.
+"""Datagrams between a rank and its node: reports from the rank, and its release at the end.
 
-`windlass.report` is here: one datagram to the agent's socket, at most ten a second, never blocking; outside a
-job nothing happens. A rank that is done binds a socket on which its agent tells it that its peers are done.
-The node reads reports in `agent.node.node`. Runs in users' processes: imports little, starts no thread.
+`windlass.report` sends at most ten datagrams a second to the agent's socket and never blocks. Outside a job
+it does nothing. A rank that is done binds a socket, and its agent releases it there when its peers are done
+too. `agent.node.node` reads the reports. This module runs in users' processes, so it imports little and
+starts no thread.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _EVERY_S = 0.1
 
 
 class PeerRelease:
-    """The rank's end."""
+    """Socket on which a rank that is done waits for its peers."""
 
     def __init__(self, folder: Path, *, rank: int, attempt: int) -> None:
         path = _make_path(folder, rank=rank, attempt=attempt)
@@ -37,18 +38,18 @@ class PeerRelease:
             raise
 
     def wait(self, limit_s: float) -> None:
-        """Until the agent says so, or the limit; returns also when the agent is gone or a signal came."""
+        """Wait until the agent releases this rank, the limit passes or a signal handler raises."""
         self._socket.settimeout(limit_s)
         try:
             self._socket.recv(1)
-        except BaseException:  # noqa: BLE001, S110 - the limit, or what a signal handler of the user's raised
+        except BaseException:  # noqa: BLE001, S110 - a timeout, or any exception of the user's signal handler
             pass
         finally:
             self._socket.close()
 
 
 def release(folder: Path, *, rank: int, attempt: int) -> None:
-    """The agent's end: tell a rank to go on to its end; one that is gone hears nothing."""
+    """Release a rank that waits for its peers. Do nothing if the rank is gone."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.setblocking(False)
         with contextlib.suppress(OSError):
@@ -60,7 +61,7 @@ def _make_path(folder: Path, *, rank: int, attempt: int) -> str:
 
 
 class _Reporter:
-    """The reports not sent yet, one for each step that has a metric's last value, and their socket."""
+    """Reports that are not sent yet, and their socket. One report per step with a metric's last value."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -87,7 +88,7 @@ class _Reporter:
             self.flush()
 
     def _add(self, metrics: dict[str, Any]) -> None:
-        """Keep the last value of each metric, with the step that it was reported for."""
+        """Keep the last value of each metric, with the step it was reported for."""
         older = []
         for step, values in self.pending:
             if step == self.step:
@@ -118,11 +119,11 @@ _reporter: _Reporter | None = None
 def report(step: int | None = None, total: int | None = None, **metrics: Any) -> None:
     """Report this rank's progress: `wl.report(step=3, total=100, loss=0.25)`.
 
-    Shown in the live view and in `windlass status`. Tensors of one element are read as numbers, but only
-    when a report is really sent, so calling it at every step costs next to nothing.
+    The live view and `windlass status` show it. Tensors with one element are converted to numbers, but
+    only when a report is sent, so a call at every step is cheap.
 
-    step: the step that this rank is at.
-    total: how many steps there are.
+    step: the current step of this rank.
+    total: the total number of steps.
     metrics: any other numbers or texts, by name.
     """
     global _reporter
@@ -132,21 +133,21 @@ def report(step: int | None = None, total: int | None = None, **metrics: Any) ->
 
 
 def send(sender: socket.socket, path: str, header: dict[str, Any]) -> bool:
-    """Send one message if the agent has room for it."""
+    """Send one message. Return False only if the agent has no room for it now."""
     data = json.dumps(header).encode()
     if len(data) > names.MAX_DATAGRAM_BYTES:
-        return True  # never goes through: drop it rather than try it again
+        return True  # drop it: a datagram this large can never be sent
     try:
         sender.sendto(data, path)
     except BlockingIOError:
         return False
     except OSError:
-        return True  # the agent is gone, and this process soon will be
+        return True  # the agent is gone, so this process ends soon
     return True
 
 
 def _plain(value: Any) -> Any:
-    """A number, text, bool or None; anything else is converted to text."""
+    """Return a number, text, bool or None. Convert anything else to text of at most 200 characters."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     try:

@@ -189,10 +189,10 @@ def test_a_profile_may_be_said_anew():
     [
         (
             {"type": "fork_world"},
-            "'fork_world' is nothing that the client says to the compute's lead",
+            "the client may not send 'fork_world' to the compute's lead",
         ),
-        ({"type": "answer", "call": "x"}, "'answer' is nothing that the client says"),
-        ({"kind": "call"}, "None is nothing that the client says"),
+        ({"type": "answer", "call": "x"}, "the client may not send 'answer'"),
+        ({"kind": "call"}, "the client may not send None"),
         ({"type": "call", "profile": "p"}, "a malformed message (call): it has no id"),
         ({"type": "call", "id": 7, "profile": "p"}, "its id is 7, not a str"),
         ({"type": "call", "id": "x", "profile": "p", "sizes": [-1]}, "its sizes is -1"),

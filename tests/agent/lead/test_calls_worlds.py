@@ -111,7 +111,7 @@ def test_ranks_that_are_not_there_fail_the_call_and_the_next_one_runs():
         end = await client.end_of(client.call(make_profile(ranks=[7])))
         assert end.state == "failed"
         assert end.verdict.kind is FailureKind.START_FAILED
-        assert "ranks=[7] cannot be chosen of 2 rank(s)" in end.verdict.message
+        assert "ranks=[7] cannot be chosen from 2 rank(s)" in end.verdict.message
         await compute.run(client)
 
     serve_calls(story)

@@ -151,9 +151,9 @@ def test_what_ranks_left_comes_to_the_lead(tmp_path):
 @pytest.mark.parametrize(
     ("path", "offset", "why"),
     [
-        ("status.json", 0, "is not taken here"),
-        ("../outside", 0, "is not taken here"),
-        ("attempt-0/rank-1.log", 7, "goes on at 7, but ends at 0"),
+        ("status.json", 0, "is not accepted here"),
+        ("../outside", 0, "is not accepted here"),
+        ("attempt-0/rank-1.log", 7, "starts at 7, but the file ends at 0"),
     ],
 )
 def test_other_files_of_a_node_are_refused(tmp_path, path, offset, why):

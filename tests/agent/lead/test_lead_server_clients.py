@@ -103,7 +103,7 @@ def test_a_client_brings_nothing_but_inputs(tmp_path, path):
         client = await scene.visit(None, has={})
         send(client, path, b"x", total_bytes=1)
         await until(lambda: client.has_hung_up, "it was hung up on")
-        assert "is not taken here" in client.find("refused")["why"]
+        assert "is not accepted here" in client.find("refused")["why"]
 
     plan = make_job(inputs=(make_input(names.PAYLOAD_FILE, b"right"),))
     run_at_door(tmp_path, visit, plan, is_ready=False)

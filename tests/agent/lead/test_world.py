@@ -47,7 +47,7 @@ def test_chosen_ranks_are_counted_anew_on_their_own_nodes(ranks, found):
 
 @pytest.mark.parametrize("ranks", [[], [6], [-1], [0, 99]])
 def test_ranks_that_are_not_there(ranks):
-    with pytest.raises(SpecError, match="cannot be chosen of 6"):
+    with pytest.raises(SpecError, match="cannot be chosen from 6"):
         choose(ranks)
 
 

@@ -127,7 +127,7 @@ def test_a_kind_that_cannot_be_resized_says_so(cluster, dialect, tmp_path) -> No
     with closing_engine(replace(dialect, resize=None, regroup=None), tmp_path) as engine:
         ref = submit(engine, dialect, work=Calls())
         before = main_of(cluster, dialect)
-        with pytest.raises(SpecError, match=f"nodes of a {dialect.kind.name} cannot become more"):
+        with pytest.raises(SpecError, match=f"a compute that is a {dialect.kind.name} cannot be resized"):
             engine.grow(ref, [2], 3)
     assert main_of(cluster, dialect) == before
 
@@ -135,7 +135,7 @@ def test_a_kind_that_cannot_be_resized_says_so(cluster, dialect, tmp_path) -> No
 def test_there_is_nobody_to_dial_while_node_0_does_not_run(engine, cluster, dialect) -> None:
     ref = submit(engine, dialect, work=Calls())
     cluster.put("pods", make_pod(cluster, dialect))
-    with pytest.raises(ConnectionRefusedError, match="node 0 of train-ab2cd does not run"):
+    with pytest.raises(ConnectionRefusedError, match="node 0 of train-ab2cd is not running"):
         engine.dial(ref)
     lead = ",".join(f"{label}={value}" for label, value in dialect.lead_labels.items())
     asked = [seen.params.get("labelSelector", "") for seen in cluster.seen if seen.method == "GET"]

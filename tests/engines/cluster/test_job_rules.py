@@ -214,7 +214,10 @@ def test_wait_for_late_status() -> None:
     ruling = get_ruling(rule, observe(fresh))
     assert ruling.is_last
     assert ruling.status.phase is Phase.STOPPING
-    assert ruling.status.conditions[-1].message == "it has ended; what it left is being read"
+    assert (
+        ruling.status.conditions[-1].message
+        == "it has ended; its last status and results are being read"
+    )
     stopping = observe(fresh, status={"phase": Phase.STOPPING})
     assert get_ruling(rule, stopping).status == stopping.status
     assert rule_on(rule, observe(watch(end=ENDED))) is None
@@ -231,7 +234,7 @@ def test_judge_completed() -> None:
     assert (ended.phase, ended.ended_at_s) == (Phase.ENDED, MADE_S + 300.0)
     gone = get_ruling(rule, observe(watch(was_completed=True, end=ENDED))).status
     assert gone.verdict is not None
-    assert gone.verdict.message == "it ran to its end, but how it ended is gone with its pods"
+    assert gone.verdict.message == "it finished, but its outcome was lost with its pods"
     assert rule_on(rule, observe(watch(end=ENDED))) is None
     assert rule_on(rule, observe()) is None
 
@@ -342,7 +345,9 @@ def test_warn_of_silent_lead() -> None:
     rule, visit = job_rules.warn_of_silent_lead, {"is_visit": True}
     warned = get_ruling(rule, observe(watch(LEAD), client=visit)).status
     assert list_reasons(warned) == [names.REASON_LEAD_SILENT]
-    assert warned.conditions[-1].message.startswith("node 0 (pod pod-0) runs but does not answer")
+    assert warned.conditions[-1].message.startswith(
+        "node 0 (pod pod-0) is running but does not answer"
+    )
     assert rule_on(rule, observe(watch(LEAD))) is None
     assert rule_on(rule, observe(watch(), client=visit)) is None
     synced = observe(watch(LEAD), client=visit, connection={"is_synced": True})
@@ -631,12 +636,12 @@ def test_outages_are_described_by_what_is_to_be_done() -> None:
     assert describe_api_outage(observe()) == ""
     away = observe(connection={"unreachable": AWAY})
     assert describe_api_outage(away) == (
-        "cannot reach it; the job goes on, and this client waits for it"
+        "cannot reach it; the job continues, and this client keeps trying"
     )
     assert describe_api_outage(observe(watch(outage=AWAY), connection=UP)) == ""
     full = EngineError("cannot write", hint="make room")
     assert describe_disk_outage(observe(connection={"cannot_keep": full})) == (
-        "cannot write; make room; it is tried again"
+        "cannot write; make room; this client keeps trying"
     )
     assert describe_disk_outage(observe()) == ""
 

@@ -85,7 +85,7 @@ def test_a_worker_is_the_computes_own_and_not_its_lead(engine, cluster, dialect)
     assert dialect.owns(pod, main["metadata"]["uid"])
     assert not dialect.owns(pod, "another")
     cluster.put("pods", pod)
-    with pytest.raises(ConnectionRefusedError, match="node 0 of train-ab2cd does not run"):
+    with pytest.raises(ConnectionRefusedError, match="node 0 of train-ab2cd is not running"):
         engine.dial(ref)
     services = {one["metadata"]["name"]: one["spec"] for one in cluster.objects["services"]}
     assert services["train-ab2cd-lead"]["selector"] == {
@@ -97,6 +97,6 @@ def test_a_worker_is_the_computes_own_and_not_its_lead(engine, cluster, dialect)
 
 def test_a_queue_lets_in_all_or_none(engine, cluster, dialect):
     ref = submit(engine, dialect, work=Calls(), nodes=1, queue="training")
-    with pytest.raises(SpecError, match="a queue lets all nodes of a compute in at once"):
+    with pytest.raises(SpecError, match="a queue admits all nodes of a compute together"):
         engine.grow(ref, [1], 2, workers=SIZE)
     assert read_jobs(cluster) == {"train-ab2cd": 1}

@@ -1,1 +1,1 @@
-"""Runs in node 0's agent only: decides for all nodes, hears clients, writes the status."""
+"""Code that runs only in node 0's agent: decides for all nodes, serves clients, writes the status."""

@@ -1,8 +1,8 @@
-"""One attempt: what nodes tell of its ranks, and the verdict that follows from it.
+"""One attempt: what nodes report about its ranks, and the resulting verdict.
 
-A job's attempt, or the part of a call that runs on one world. What is told of an attempt that is over is
-of no matter. Keeps records and writes the status, gives no orders: what is done about them is the lead's
-business.
+An attempt belongs to a job, or is the part of a call that runs on one world. Reports from earlier
+attempts are ignored. This module keeps records and writes the status. It sends no orders: the leads
+decide what to do about a failure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SETTLE_S = 0.3  # how long to wait, before a verdict, for reports of earlier fai
 
 
 class Attempt:
-    """One generation of all ranks. `world` is the plan on the nodes that take part in it."""
+    """One generation of all ranks. `world` is the plan, limited to the nodes that take part."""
 
     def __init__(self, number: int, world: Plan) -> None:
         self.number = number
@@ -36,15 +36,17 @@ class Attempt:
         self.outcomes: dict[int, Outcome] = {}
         self.exited: set[int] = set()
         self.running: set[int] = set()
-        self.done: set[int] = set()  # ranks whose work has returned; they wait for the others
+        self.done: set[int] = (
+            set()
+        )  # ranks whose work has returned, and that wait for the other ranks
         self._broken: Verdict | None = None
 
     def add(self, outcome: Outcome, *, exited: bool) -> bool:
-        """Hear how a rank ended; False when it was one of another attempt."""
+        """Record how a rank ended. Return False if it belongs to another attempt."""
         if outcome.attempt != self.number or not 0 <= outcome.rank < self.num_ranks:
             return False
         known = self.outcomes.get(outcome.rank)
-        # what a rank said itself is not overwritten by its exit
+        # The failure that a rank reported says more than its exit code.
         if known is None or not known.is_failure:
             self.outcomes[outcome.rank] = outcome
             self.has_failure |= outcome.is_failure
@@ -53,10 +55,10 @@ class Attempt:
         return True
 
     def lose_node(self, index: int, note: str, *, is_cut: bool = False) -> Iterable[Outcome]:
-        """A node is gone: how its ranks ended, as far as that was not known.
+        """Yield LOST outcomes for the ranks of a lost node that had not exited yet.
 
-        One that was cut off is missed even if its ranks have returned, while others work: it may take
-        part in the next attempt of another lead.
+        If the node was cut off while other ranks still work, its exited ranks count as lost too. The
+        node may take part in the next attempt of another lead.
         """
         is_missed = is_cut and not self.is_done
         for node in self.world.nodes:
@@ -73,7 +75,7 @@ class Attempt:
                     )
 
     def break_off(self, verdict: Verdict) -> None:
-        """It failed, and not by one of its ranks: what they raise after that is a consequence."""
+        """Fail the attempt for a cause outside its ranks. What they raise later is a consequence."""
         self._broken = self._broken or verdict
         self.has_failure = True
 
@@ -83,30 +85,31 @@ class Attempt:
 
     @property
     def are_all_done(self) -> bool:
-        """Whether no rank's work is still running."""
+        """True if the work of every rank has returned or failed."""
         return len(self.done | self.exited | self.outcomes.keys()) == self.num_ranks
 
     @property
     def has_only_consequences(self) -> bool:
-        """Whether all that failed did so because a peer was gone: who went first is still to be heard."""
+        """True if every failed rank only lost a peer, so that the cause is still unknown."""
         if self._broken is not None:
             return False
         first = choose_first(self.world, self.outcomes.values())
         return first is not None and is_consequence(self.world, first)
 
     async def hear_cause(
-        self, changed: Changes, is_in_vain: Callable[[], bool], *, timeout_s: float
+        self, changed: Changes, should_stop: Callable[[], bool], *, timeout_s: float
     ) -> None:
-        """While all that failed have only lost a peer, wait for those that failed before them.
+        """Wait for the cause while every failed rank only lost a peer.
 
-        First before anything is stopped: a rank that is stopped now could not say any more what it raised.
+        Call this before stopping any rank, because a stopped rank can no longer report what it raised.
+        `should_stop` ends the wait early.
         """
         await changed.until(
-            lambda: not self.has_only_consequences or is_in_vain(), timeout_s=timeout_s
+            lambda: not self.has_only_consequences or should_stop(), timeout_s=timeout_s
         )
 
     def make_verdict(self) -> Verdict | None:
-        """Who failed first; None when nobody did."""
+        """Return the verdict on the first failure, or None if nothing failed."""
         if self._broken is not None:
             return self._broken
         running = self.num_ranks - len(self.outcomes)
@@ -120,7 +123,7 @@ class Attempt:
 
 
 class RankNews:
-    """Takes what is told of ranks; `attempt` is the one that counts."""
+    """Message handlers for reports about ranks. Only reports about `attempt` count."""
 
     def __init__(self, attempt: Attempt, status_writer: StatusWriter) -> None:
         self.attempt = attempt
@@ -136,7 +139,7 @@ class RankNews:
         }
 
     def take(self, outcome: Outcome, *, exited: bool) -> None:
-        """How a rank ended, as it says itself, or, with `exited`, as its process did."""
+        """Record how a rank ended. With `exited`, its process has exited; otherwise the rank reported it."""
         attempt = self.attempt
         if attempt.add(outcome, exited=exited) and (exited or outcome.is_failure):
             self._status_writer.set_rank(outcome.rank, state=attempt.outcomes[outcome.rank].state)

@@ -1,4 +1,4 @@
-"""Waiting in the agent's loop for something to be so: looked at anew whenever anything changed."""
+"""Wait in the agent's event loop until a condition holds, checking it again after every change."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class Changes(asyncio.Event):
-    """Set it when something changed; one at a time may wait for a condition."""
+    """Event to set after every change. Only one task at a time may wait for a condition."""
 
     async def until(self, is_so: Callable[[], bool], *, timeout_s: float | None) -> bool:
-        """Wait for a condition; whether it came true in time."""
+        """Wait for a condition. Return False if it is still false after `timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         while not is_so():

@@ -1,6 +1,7 @@
-"""Nodes of a job on this machine that were lost: end what is left of one, and start another in its place.
+"""Lost nodes of a job on this machine: kill the remains of one, and start another in its place.
 
-In a cluster others do that. Here the lead does: it can kill processes, so it need not wait for them to end.
+In a cluster, Kubernetes replaces lost nodes. On this machine the lead does. It can kill processes, so it
+need not wait for them to end.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ logger = logging.getLogger(__name__)
 
 
 class LocalNodes:
-    """Agents of the followers of one job."""
+    """Agents of one job's followers."""
 
     def __init__(self, context: AgentContext) -> None:
         self._context = context
         self._pids: dict[int, int] = {}
 
     def joined(self, index: int, pid: int) -> None:
-        """Note which process the agent of a node is."""
+        """Record the process ID of a node's agent."""
         self._pids[index] = pid
 
     def end(self, index: int) -> None:
-        """Kill an agent that is there and says nothing, and all of its processes."""
+        """Kill a silent agent and all processes below it."""
         pid = self._pids.pop(index, 0)
         if pid:
             processes.kill_descendants(pid)
             processes.kill(pid, signal.SIGKILL)
 
     def replace(self, index: int) -> None:
-        """Start another agent of a node. One that cannot be started is logged, and missed by the lead."""
+        """Start another agent for a node. Logs a failed start; the lead then keeps waiting for the node."""
         context = self._context
         log = context.folder.agent_log(index)
         order = StartNode(
@@ -46,7 +47,7 @@ class LocalNodes:
             plan=str(context.folder.plan),
             run_dir=str(context.run_dir),
             log=str(log),
-            hidden={},  # they are in the environment, which the new agent inherits
+            hidden={},  # the new agent inherits them in its environment
         )
         ours, theirs = socket.socketpair()
         try:
@@ -60,9 +61,9 @@ class LocalNodes:
 
 
 def _spawn(control_fd: int, log: str) -> None:
-    """Start an agent by way of a process that exits at once, and leave it to the system.
+    """Start an agent through a process that exits immediately, so that the system adopts the agent.
 
-    So the agent is no child of the lead, which ends all of its own with an attempt.
+    The lead kills all of its own child processes at the end of an attempt.
     """
     argv = [sys.executable, "-I", "-S", sys.argv[0], "replacement", str(control_fd)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND

@@ -1,6 +1,7 @@
-"""Verdicts: who failed first and why, from what was seen of ranks and nodes; and the end that was asked for.
+"""Verdicts: which rank failed first and why, and requests to stop a job or a compute.
 
-Pure. The lead calls it; nothing here touches a process or ends anything.
+The leads pass in the outcomes of ranks and the state of nodes. Functions here are pure: they touch no
+process and send no orders.
 """
 
 from __future__ import annotations
@@ -17,21 +18,19 @@ from windlass.wire.states import RankState
 from windlass.wire.status import FailureKind, Verdict, cut_text
 
 _STEP_FAILED = f"{StepFailed.__module__}.{StepFailed.__qualname__}"
-_ASKED_TO_END = (
-    128 + signal.SIGTERM
-)  # what programs exit with when SIGTERM ended them in good order
+_ASKED_TO_END = 128 + signal.SIGTERM  # exit code of programs that handle SIGTERM and exit
 _MAX_MESSAGE = 200
 _MAX_NAMED = 8
 
 
 def choose_first(plan: Plan, outcomes: Iterable[Outcome]) -> Outcome | None:
-    """The failure that came first; a rank that failed only because another did is blamed last."""
+    """Return the first failure. A rank that only lost a peer is chosen only if no other rank failed."""
     failures = [outcome for outcome in outcomes if outcome.is_failure]
     return min(failures, key=lambda o: (is_consequence(plan, o), o.at_s, o.rank), default=None)
 
 
 def is_consequence(plan: Plan, outcome: Outcome) -> bool:
-    """Whether a rank failed only because another did, as its framework knows."""
+    """Return whether a rank failed only because another did, according to its framework."""
     error = outcome.error
     return error is not None and load_framework(plan.framework).is_consequence(error)
 
@@ -44,9 +43,9 @@ def make_verdict(
     running: int = 0,
     returned: Collection[int] = (),
 ) -> Verdict | None:
-    """Return the verdict over one attempt, or None when no rank failed.
+    """Return the verdict on one attempt, or None if no rank failed.
 
-    `returned` are ranks whose work has returned, with or without an outcome.
+    `returned` holds the ranks whose work has returned, with or without an outcome.
     """
     outcomes = list(outcomes)
     first = choose_first(plan, outcomes)
@@ -81,7 +80,10 @@ def make_verdict(
 
 
 def _describe_returned(rank: int, returned: Collection[int]) -> str:
-    """Say which ranks had returned when `rank` lost its peer: it called a collective that they did not."""
+    """Return a note that names the ranks that had returned when `rank` lost its peer.
+
+    Usually `rank` called a collective that the other ranks did not call.
+    """
     others = sorted(set(returned) - {rank})
     if not others:
         return ""
@@ -113,7 +115,7 @@ def _name_signal(outcome: Outcome) -> str:
 
 
 def _was_asked_to_end(outcome: Outcome) -> bool:
-    """Whether a rank took SIGTERM as a request, finished what it wanted to, and left."""
+    """Return whether a rank handled SIGTERM and then exited by itself."""
     return outcome.state == RankState.EXITED and outcome.exit_code == _ASKED_TO_END
 
 
@@ -126,38 +128,40 @@ def _is_memory_error(type_name: str) -> bool:
 
 
 def _memory_limit(plan: Plan) -> str:
-    """What a pod may use; empty where that is the whole machine."""
+    """Return the memory limit of a pod, or an empty text if there is none."""
     return "" if plan.pod is None else plan.pod.memory
 
 
 def _describe(outcome: Outcome, node_name: str, memory: str) -> str:
-    who = f"rank {outcome.rank} on {node_name}"
+    subject = f"rank {outcome.rank} on {node_name}"
     if outcome.state == RankState.LOST:
         why = f": {outcome.note}" if outcome.note else ""
         return f"{node_name} was lost with rank {outcome.rank} on it{why}"
     if outcome.out_of_memory:
         if memory:
-            return f"{who} was killed: its node is limited to {memory} of memory (--memory)"
-        return f"{who} was killed because the machine ran out of memory"
+            return f"{subject} exceeded the memory limit of its node, {memory}, and was killed (--memory)"
+        return f"{subject} was killed because the machine ran out of memory"
     if outcome.signal:
-        return f"{who} was killed by {signal_name(outcome.signal)}"
+        return f"{subject} was killed by {signal_name(outcome.signal)}"
     error = outcome.error
     where = f" at {error.file}:{error.line}" if error and error.file else ""
     if _was_asked_to_end(outcome):
         why = f": {text}" if error and (text := _exit_text(error)) else ""
-        return f"{who} ended on SIGTERM{why}"
+        return f"{subject} ended on SIGTERM{why}"
     if error is not None and error.text and not error.type.endswith("SystemExit"):
-        return f"{who} raised {cut_text(error.text.splitlines()[0], _MAX_MESSAGE)}{where}"
+        return f"{subject} raised {cut_text(error.text.splitlines()[0], _MAX_MESSAGE)}{where}"
     if _never_started(outcome):
-        return f"{who} never started: its fork server died (see agent-N.log in the job's folder)"
+        return (
+            f"{subject} never started: its fork server died (see agent-N.log in the job's folder)"
+        )
     if outcome.exit_code == 0:
-        return f"{who} exited with code 0 before its work returned (os._exit?)"
+        return f"{subject} exited with code 0 before its work returned (os._exit?)"
     why = f": {text}" if error and (text := _exit_text(error)) else ""
-    return f"{who} exited with code {outcome.exit_code}{why}{where}"
+    return f"{subject} exited with code {outcome.exit_code}{why}{where}"
 
 
 def _exit_text(error: ErrorInfo) -> str:
-    """What `sys.exit` was called with, unless that was the code."""
+    """Return the text that `sys.exit` was called with, or an empty text if it got an exit code."""
     first = cut_text(error.message.strip().partition("\n")[0], _MAX_MESSAGE)
     is_code = first.lstrip("-").isdigit() or first in ("True", "False")
     return "" if is_code else first
@@ -173,7 +177,7 @@ def _next_step(plan: Plan, outcome: Outcome) -> str:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL rather than 9."""
+    """Return the name of a signal, such as SIGKILL for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -181,7 +185,7 @@ def signal_name(number: int) -> str:
 
 
 class StopRequest:
-    """The first reason counts; asked again, it may have to be at once."""
+    """Request to stop everything. The first reason counts; a later request may only demand more speed."""
 
     def __init__(self) -> None:
         self.verdict: Verdict | None = None
@@ -189,19 +193,19 @@ class StopRequest:
         self.now = False
 
     def ask(self, verdict: Verdict, *, now: bool, signum: int) -> bool:
-        """Ask for the end; whether it has to be at once, and had not before."""
+        """Request the end. Return True if this is the first request for an immediate end."""
         if self.verdict is None:
             self.verdict, self.signal = verdict, signum
-        is_hurried = now and not self.now
+        is_first_immediate = now and not self.now
         self.now |= now
-        return is_hurried
+        return is_first_immediate
 
     @property
     def is_asked(self) -> bool:
         return self.verdict is not None
 
     def choose(self, verdict: Verdict | None) -> Verdict | None:
-        """What counts: a failure that came before the request, else the request."""
+        """Return the verdict that counts: an earlier failure, otherwise that of the request."""
         if self.verdict is None or (verdict is not None and verdict.at_s <= self.verdict.at_s):
             return verdict
         return self.verdict

@@ -1,9 +1,9 @@
-"""Worlds: generations of ranks that belong together, as a lead keeps them, and orders to their nodes.
+"""Worlds: generations of ranks that run together, as a lead keeps them, and the orders to their nodes.
 
-An attempt of a job has one of its own. On a compute a fresh one serves one call, a kept one stays in its
-slot until it is replaced or one of its ranks dies. Which work runs on a world, and what follows from its
-end, is the lead's business. Must not import messages of calls when it is loaded: a job's start would wait
-for them.
+Each attempt of a job has its own world. On a compute, a fresh world serves one call. A kept world stays
+in its slot until it is replaced or one of its ranks dies. The leads decide which work runs on a world and
+what follows from its end. Must not import messages of calls when it is loaded, because that would delay
+the start of jobs.
 """
 
 from __future__ import annotations
@@ -37,21 +37,23 @@ class World:
     """One generation of ranks."""
 
     number: int
-    plan: Plan  # on the nodes and ranks that take part
-    shape: str = ""  # worlds of one shape can stand in for each other
-    made_for: str = ""  # the call during which it was made
-    slot: str = ""  # where it is kept; empty: for one call only
-    instance: str = ""  # which object lives in it
-    version: str = ""  # of the project, when it was last called
-    meeting: MeetingPoint | None = None  # where its ranks find each other, from its first call on
-    met: MeetingPoint | None = None  # the one that they were last sent
+    plan: Plan  # limited to the nodes and ranks that take part
+    shape: str = ""  # worlds of the same shape are interchangeable
+    made_for: str = ""  # ID of the call during which it was made
+    slot: str = ""  # slot that keeps it, or empty if it serves one call
+    instance: str = ""  # ID of the object that lives in it
+    version: str = ""  # version of the project at its last call
+    meeting: MeetingPoint | None = None  # where its ranks meet; set before its first call
+    met: MeetingPoint | None = None  # the meeting point last sent to its ranks
     is_alive: bool = True
     is_ending: bool = False
-    end_signal: int = 0  # how its ranks hear of the end
-    is_cut: bool = False  # nodes of it are out of sight, or this one is out of theirs
-    cleared: set[int] = field(default_factory=set)  # nodes on which none of it is left, or not here
+    end_signal: int = 0  # signal that asks its ranks to end
+    is_cut: bool = False  # nodes of it became unreachable, and may have another lead
+    cleared: set[int] = field(
+        default_factory=set
+    )  # nodes that are lost or on which no rank remains
     nodes: list[int] = field(init=False)
-    rank_nodes: list[int] = field(init=False)  # those of them that have ranks
+    rank_nodes: list[int] = field(init=False)  # the nodes that have ranks
 
     def __post_init__(self) -> None:
         self.nodes = [node.index for node in self.plan.nodes]
@@ -59,16 +61,16 @@ class World:
 
     @property
     def is_cleared(self) -> bool:
-        """Whether no rank of it is left on any node that is here."""
+        """True if no rank of it remains on any reachable node."""
         return self.cleared.issuperset(self.nodes)
 
 
 def make_world_nodes(
     plan: Plan, asked: WorldAsked, here: Sequence[int] | None = None
 ) -> tuple[NodePlan, ...]:
-    """The nodes of a world and the ranks on each; chosen ranks are counted anew, as a world of their own.
+    """Return the nodes of a world and the ranks on each, with chosen ranks renumbered from 0.
 
-    Of the nodes asked for only those `here` take part, where that is told.
+    If `here` is given, only the requested nodes that it contains take part.
     """
     only_first = load_framework(plan.framework).cluster is not None
     nodes = make_nodes(asked.nodes, asked.procs, job_name=plan.name, only_first=only_first)
@@ -82,8 +84,8 @@ def _choose(nodes: Sequence[NodePlan], chosen: Sequence[int]) -> tuple[NodePlan,
     wrong = [rank for rank in chosen if not 0 <= rank < num_ranks]
     if wrong or not chosen:
         raise SpecError(
-            f"ranks={list(chosen)} cannot be chosen of {num_ranks} rank(s)",
-            hint=f"name some of 0 to {num_ranks - 1}",
+            f"ranks={list(chosen)} cannot be chosen from {num_ranks} rank(s)",
+            hint=f"use ranks from 0 to {num_ranks - 1}",
         )
     nodes_of_world: list[NodePlan] = []
     for node in nodes:
@@ -114,14 +116,17 @@ class WorldTable:
         self._worlds.pop(world.number, None)
 
     def send(self, world: World, order: Message, body: bytes = b"") -> None:
-        """To nodes with ranks; node 0 last: its ranks would keep this processor from telling the others."""
+        """Send an order to the nodes that have ranks.
+
+        Node 0 goes last; otherwise its ranks compete for CPU and delay the other sends.
+        """
         for index in reversed(world.rank_nodes):
             self._nodes.order(index, order, body)
 
     def end(self, world: World, *, now: bool, signum: int | None = None) -> None:
-        """End a world's ranks; those that work are asked with `signum`, as they were before if that is None.
+        """End a world's ranks. Ranks that work get `signum` (default: the signal of the previous request).
 
-        They have less than their grace where nodes of it are out of sight, which may get another lead.
+        The grace is shorter if nodes of the world are unreachable, because they may get another lead.
         """
         world.is_alive, world.is_ending = False, True
         world.end_signal = signum or world.end_signal or signal.SIGTERM
@@ -132,7 +137,7 @@ class WorldTable:
             self._nodes.order(index, order)
 
     def lose(self, index: int, why: str, parting: Parting) -> JoinedNode | None:
-        """A node is gone, and with it its ranks of every world, or soon; None when it was not here."""
+        """Mark the worlds of a lost node as dead. Return the node, or None if it had not joined."""
         worlds = [world for world in self._worlds.values() if index in world.nodes]
         may_run = any(index not in world.cleared for world in worlds)
         is_cut = parting is Parting.CUT and (
@@ -148,18 +153,18 @@ class WorldTable:
         return node
 
     def lose_rank(self, number: int) -> None:
-        """A rank of a world is gone: nothing more is given to that world."""
+        """Mark a world as dead after the loss of a rank, so that it gets no more work."""
         if number in self._worlds:
             self._worlds[number].is_alive = False
 
     def take_cleared(self, index: int, message: WorldCleared, _body: bytes = b"") -> None:
-        """A node says that no rank of a world is left on it."""
+        """Record that no rank of a world remains on a node."""
         if message.world in self._worlds:
             self._worlds[message.world].cleared.add(index)
 
 
 def keep_log(folder: JobFolder, world: int, rank: int, lines: bytes) -> None:
-    """Add lines to the log of a rank, up to a limit."""
+    """Append lines to the log of a rank, up to a size limit."""
     folder.make_attempt(world)
     with folder.log(world, rank).open("ab") as file:
         if file.tell() + len(lines) <= names.MAX_LOG_BYTES:
@@ -167,5 +172,5 @@ def keep_log(folder: JobFolder, world: int, rank: int, lines: bytes) -> None:
 
 
 def prune_logs(folder: JobFolder, world: int) -> None:
-    """Forget what was printed long before a world."""
+    """Delete the logs of the world that ran 200 worlds before this one."""
     shutil.rmtree(folder.attempt(world - _KEPT_WORLDS), ignore_errors=True)

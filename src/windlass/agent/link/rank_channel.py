@@ -27,7 +27,7 @@ class RankEnd:
     """The rank's end. It waits as long as it takes."""
 
     def __init__(self, fd: int) -> None:
-        self._link = BlockingLink(socket.socket(fileno=fd), NODE_TO_RANK, patience_s=None)
+        self._link = BlockingLink(socket.socket(fileno=fd), NODE_TO_RANK, io_timeout_s=None)
 
     def receive(self) -> Received | None:
         """The next message; None when the node has hung up."""

@@ -1,1 +1,1 @@
-"""Warm compute: nodes that stay, functions and classes called on them, and what such nodes are made of."""
+"""Warm compute: nodes that stay up, calls of functions and classes on them, and their resources."""

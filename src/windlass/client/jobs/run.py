@@ -31,7 +31,7 @@ from windlass.frameworks.framework import Framework, choose_framework, load_fram
 from windlass.near_names import did_you_mean
 from windlass.plan.plan import Plan, make_plan
 from windlass.settings import NodeRange, Settings, read_settings
-from windlass.settings.table import BY_NAME, PODS
+from windlass.settings.table import BY_NAME, POD_GROUPS
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.pod_spec import PodSpec
 from windlass.spec.work import Command, Function, Script, Work
@@ -208,7 +208,7 @@ def check_honoured(prepared: Prepared) -> None:
     honoured = ("in_image", *(("cpus", "memory") if prepared.plan.sizes is not None else ()))
     for setting in BY_NAME.values():
         is_given = settings.origin(setting.name).startswith("flag")
-        if setting.group == PODS and is_given and setting.name not in honoured:
+        if setting.group in POD_GROUPS and is_given and setting.name not in honoured:
             raise SpecError(
                 f"{setting.flag} is for pods, and the engine {prepared.engine.name} has none",
                 hint="leave it out, or choose a cluster: -e kubernetes; in windlass.toml it holds "

@@ -48,8 +48,8 @@ def test_a_job_whose_pods_are_gone_before_anybody_looked_has_ended(on, shared):
     seen = {job.status().phase.value}
     status = job.wait(60)
     assert seen | {status.phase.value} <= {"stopping", "ended"}
-    assert status.verdict.message == "it ran to its end, but how it ended is gone with its pods"
-    with pytest.raises(wl.EngineError, match="gone with its pods"):
+    assert status.verdict.message == "it finished, but its outcome was lost with its pods"
+    with pytest.raises(wl.EngineError, match="lost with its pods"):
         job.results()
 
 

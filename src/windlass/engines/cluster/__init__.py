@@ -1,1 +1,1 @@
-"""What all engines on Kubernetes share: submitting, following, resizing and ending a job."""
+"""Code shared by all Kubernetes engines: submit, watch, resize and end a job."""

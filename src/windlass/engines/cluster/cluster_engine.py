@@ -1,9 +1,9 @@
-"""Engine on Kubernetes: submit, status, cancel, attach, resize, remove. A kind is only a dialect.
+"""Engine on Kubernetes: submits, attaches to, resizes, cancels and removes jobs of any kind.
 
-Asks the cluster for nothing before it is needed. A job that was submitted or seen from here has a
-folder under the home, to which its files are copied; keys stay in the job's Secret and in memory. A
-compute gets more or fewer nodes by a patch of its object, by a second object, or by a group of the
-first.
+A `Dialect` describes the kind of object. The engine sends no request before it needs the answer.
+Each job that this machine has submitted or looked at has a folder under the home, which receives
+copies of its files. Keys stay in the job's Secret and in memory. To resize a compute, the engine
+patches its object, adds a second object, or patches a group of the first.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ _UPLOAD_S = 1800.0
 def resize_nodes(
     api: Api, dialect: Dialect, plan: Plan, num_nodes: int, workers: PodSize | None
 ) -> None:
-    """Have so many nodes in all; those from 1 on of a size of their own, or None: as they are."""
+    """Resize a compute to `num_nodes` nodes in total.
+
+    `workers` is the size of all nodes but the first. None keeps their current size.
+    """
     if dialect.regroup is not None:
         name = dialect.make_name(plan.job_id)
         patch = dialect.regroup(plan, api.get(dialect.kind, name), num_nodes, workers)
@@ -85,8 +88,8 @@ def resize_nodes(
         return
     if dialect.resize is None:
         raise SpecError(
-            f"the nodes of a {dialect.kind.name} cannot become more or fewer",
-            hint="end the compute and make another one, or use engine kubernetes",
+            f"a compute that is a {dialect.kind.name} cannot be resized",
+            hint="end it and create another one, or use engine kubernetes",
         )
     if dialect.make_workers is None:
         name = dialect.make_name(plan.job_id)
@@ -99,7 +102,7 @@ def resize_nodes(
 
 @dataclass(frozen=True, slots=True)
 class _TwoObjects:
-    """One compute's, whether the second is there or not."""
+    """Resizer for a compute whose workers may be a second object beside the main one."""
 
     api: Api
     dialect: Dialect
@@ -110,21 +113,21 @@ class _TwoObjects:
     def resize(self, num_nodes: int, size: PodSize | None) -> None:
         if size is not None and pod_of(self.plan).queue:
             raise SpecError(
-                "a queue lets all nodes of a compute in at once, and workers of a size of their own "
-                "are a Job beside it",
-                hint="give the compute what workers need, and leave out worker_node_options; or queue=",
+                "a queue admits all nodes of a compute together, but workers with a size of their own "
+                "are a second Job",
+                hint="size the whole compute for its workers without worker_node_options, or drop queue=",
             )
-        there = self._find()
-        if there is None and size is None:
+        workers = self._find()
+        if workers is None and size is None:
             self._patch(self.plan.job_id, num_nodes)
             return
-        if there is not None and (num_nodes == 1 or size not in (None, _read_size(there))):
-            self.api.delete(self.dialect.kind, self._name, uid=uid_of(there))
-            there = None
+        if workers is not None and (num_nodes == 1 or size not in (None, _read_size(workers))):
+            self.api.delete(self.dialect.kind, self._name, uid=uid_of(workers))
+            workers = None
         self._patch(self.plan.job_id, 1)
-        if there is None and size is not None and num_nodes > 1:
+        if workers is None and size is not None and num_nodes > 1:
             self._make(size, num_nodes - 1)
-        elif there is not None:
+        elif workers is not None:
             self._patch(self._name, num_nodes - 1)
 
     @property
@@ -149,7 +152,7 @@ class _TwoObjects:
             num_nodes=num_pods,
             owner=make_owner(self.dialect.kind, main),
         )
-        with contextlib.suppress(Conflict):  # another client has just made it
+        with contextlib.suppress(Conflict):  # another client has just created it
             self.api.create(self.dialect.kind, body, brief=True)
 
 
@@ -167,20 +170,20 @@ def _make_view(
     *,
     start_timeout_s: float | None = None,
 ) -> ClusterJob:
-    # imported only now: the pods are on their way by the time it is needed
+    # imported late, so that the import overlaps with the start of the pods
     from windlass.engines.cluster.cluster_job import ClusterJob
 
     return ClusterJob(api, dialect, plan, folder, certificates, start_timeout_s=start_timeout_s)
 
 
 def _read_end(folder: Path) -> JobStatus | None:
-    """Return the last status of a job whose folder holds it."""
+    """Return the final status from a job's folder, or None if the folder has none."""
     status = StatusFile(JobFolder(folder).status).read_known()
     return status if status is not None and status.phase.is_final else None
 
 
 class ClusterEngine:
-    """Nodes are pods, of whatever kind of object the dialect knows."""
+    """Engine whose nodes are pods of the kind of object that its dialect describes."""
 
     def __init__(self, dialect: Dialect, settings: Settings) -> None:
         self.name = dialect.name
@@ -191,9 +194,9 @@ class ClusterEngine:
         check_folder_owner(self._home)
         self._apis: dict[tuple[str, str], Api] = {}
         self._views: dict[str, ClusterJob] = {}
-        self._adopted: dict[str, AdoptedJob] = {}  # what others made
+        self._adopted: dict[str, AdoptedJob] = {}  # jobs that Windlass did not make
         self._identity: str | None = None
-        self._dials: dict[str, LeadDial] = {}  # of computes that are called from here
+        self._dials: dict[str, LeadDial] = {}  # by job id, for computes that this process calls
 
     def facts(self) -> Facts:
         has_own_hosts = self._dialect.host_name != names.POD_HOST
@@ -215,7 +218,10 @@ class ClusterEngine:
         bundle: Path | None = None,
         with_keys: bool = False,
     ) -> list[dict[str, Any]]:
-        """All that `kubectl apply` needs; with keys it runs, without them it is for reading."""
+        """Return all documents of a job for `kubectl apply`.
+
+        Without keys they are only for reading, because the job cannot run.
+        """
         files = make_files(plan, payload, bundle, is_export=True)
         if with_keys:
             files = files.add_own(make_job_certificates(plan))
@@ -256,7 +262,7 @@ class ClusterEngine:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
         try:
-            # queues may take days, unless somebody minds
+            # None unless the user set it: a job may wait in a queue for days
             limit_s = self._settings.join_timeout_s
             view = _make_view(
                 api, self._dialect, plan, folder, certificates, start_timeout_s=limit_s
@@ -273,10 +279,10 @@ class ClusterEngine:
         return JobRef(self.name, plan.job_id, api.namespace)
 
     def _wait_for_upload(self, view: ClusterJob, plan: Plan) -> None:
-        """What does not fit the Secret goes over the link, and only this process has it."""
+        """Wait until the lead has the inputs that did not fit the Secret and only this process has."""
         if not view.wait_for_inputs(_UPLOAD_S):
             raise EngineError(
-                f"{plan.job_id} waits for its code, but its first pod did not start in {_UPLOAD_S:g} s",
+                f"{plan.job_id} waits for its code: its first pod did not start within {_UPLOAD_S:g} s",
                 hint=f"windlass why {plan.job_id}; then submit it again, or use --in-image",
             )
 
@@ -287,17 +293,17 @@ class ClusterEngine:
             return self._know(ref)
         except BrokenSubmit as broken:
             if names.ANNOTATION_SUBMIT not in annotations_of(broken.body):
-                raise  # it was complete once
+                raise  # its submit had finished before
             return make_half_status(self._dialect, broken.body)
 
     def _know(self, ref: JobRef) -> JobStatus:
-        """Return the status of a job whose submit was complete."""
+        """Return the status of a job. Raises BrokenSubmit if its submit did not finish."""
         kept = self._kept(ref)
         return kept if kept is not None else self._find(ref).status()
 
     def _kept(self, ref: JobRef) -> JobStatus | None:
-        """The last status of a job that was seen to end: it needs no cluster any more."""
-        if ref.job_id in self._views:  # which reads it itself, and is asked often
+        """Return the final status from the job's folder, which needs no request, or None."""
+        if ref.job_id in self._views:  # a view reads the folder itself
             return None
         return _read_end(self._home / ref.job_id)
 
@@ -325,7 +331,10 @@ class ClusterEngine:
         return sorted(bodies, key=lambda body: str(body["metadata"]["creationTimestamp"]))[::-1]
 
     def _remove_ended(self, api: Api, job_id: str) -> bool:
-        """Whether a job was seen to end from here, and what never ends by itself could be removed."""
+        """Remove the object of a job whose end this machine has recorded. Return whether that worked.
+
+        Used for kinds whose pods keep running after the job has ended.
+        """
         if self._kept(JobRef(self.name, job_id, api.namespace)) is None:
             return False
         with contextlib.suppress(ClusterError):
@@ -341,7 +350,7 @@ class ClusterEngine:
         api = self._api()
         here = [JobRef(self.name, read_job_id(job), api.namespace) for job in self._list_jobs(api)]
         known = {ref.job_id for ref in here}
-        # one that was not seen to end is only there if it is in the cluster's own list
+        # without a recorded end, a job of this namespace exists only if the cluster lists it
         return here + [
             ref
             for ref in self.jobs_here()
@@ -355,7 +364,7 @@ class ClusterEngine:
     def open_port(self, ref: JobRef, port: int) -> socket.socket:
         if self._kept(ref) is None and (pod := self._find(ref).find_lead()):
             return self._api_of(ref).forward(pod, port)
-        raise ConnectionRefusedError(f"node 0 of {ref.job_id} does not run")
+        raise ConnectionRefusedError(f"node 0 of {ref.job_id} is not running")
 
     # -- computes ------------------------------------------------------------------------------
 
@@ -371,7 +380,7 @@ class ClusterEngine:
             self._dials[ref.job_id] = self._make_dial(self._api_of(ref), ref.job_id, keys)
         connection = self._dials[ref.job_id].dial()
         if connection is None:
-            raise ConnectionRefusedError(f"node 0 of {ref.job_id} does not run")
+            raise ConnectionRefusedError(f"node 0 of {ref.job_id} is not running")
         return connection
 
     def _make_dial(self, api: Api, job_id: str, keys: Mapping[str, bytes]) -> LeadDial:
@@ -380,7 +389,7 @@ class ClusterEngine:
     def grow(
         self,
         ref: JobRef,
-        indexes: Sequence[int],  # noqa: ARG002 - Kubernetes starts those that are missing
+        indexes: Sequence[int],  # noqa: ARG002 - Kubernetes starts the missing ones
         num_nodes: int,
         *,
         hidden: Mapping[str, str] = NO_HIDDEN,  # noqa: ARG002 - in the Secret since the start
@@ -432,7 +441,8 @@ class ClusterEngine:
 
     def remove(self, ref: JobRef) -> None:
         nothing_to_end: tuple[type[EngineError], ...] = (BrokenSubmit,)
-        if (self._home / ref.job_id).exists():  # somebody removed its object: its folder goes, too
+        # without its object, the job still has a folder here to remove
+        if (self._home / ref.job_id).exists():
             nothing_to_end = (BrokenSubmit, JobNotFound)
         with contextlib.suppress(*nothing_to_end):
             status = self.status(ref)
@@ -467,7 +477,7 @@ class ClusterEngine:
         return fetch(self._api_of(ref), self._dialect, ref, folder)
 
     def _find(self, ref: JobRef) -> ClusterJob | AdoptedJob:
-        """A job of ours, or what others made of the same kind, or of another one of its product."""
+        """Return a job of Windlass, or a foreign one of the same kind or of a related kind."""
         if ref.job_id in self._adopted:
             return self._adopted[ref.job_id]
         try:

@@ -1,8 +1,8 @@
-"""One frozen observation of a job on a cluster: what its status is concluded from.
+"""One frozen observation of a job on a cluster, from which `job_rules` concludes its status.
 
 The lead reports a status, the API server shows objects, and this client knows its connection and
-what it asked for. `ClusterJob` takes the observation and `job_rules` judges it. `Outage` is the one
-record that lasts from one observation to the next. This module performs no I/O.
+its own requests. `ClusterJob` takes the observation and passes it to `job_rules`. Only `Outage`
+lasts from one observation to the next. This module performs no I/O.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class JobSnapshot:
     pods: tuple[Object, ...] = ()
     gone_pods: tuple[Object, ...] = ()
     leads: tuple[Object, ...] = ()  # pods that are or were node 0, oldest first
-    running_leads: tuple[Object, ...] = ()  # one at most, unless somebody forges pods
+    running_leads: tuple[Object, ...] = ()  # one at most, unless pods are forged
     error: ClusterError | None = None  # why a watch ended, permanent errors first
     outage: ClusterError | None = None  # why no changes arrive now
 
@@ -49,8 +49,8 @@ class JobSnapshot:
 
     @property
     def has_completed(self) -> bool:
-        """True if agents exited in good order, which they only do after their job has ended."""
-        if self.running_leads:  # an agent that exited before cannot have been the last
+        """True if the agents exited normally, which they only do after their job has ended."""
+        if self.running_leads:  # a newer lead runs, so the exit below was not the last
             return False
         code = self._last_exit.get("exitCode")
         return self.was_completed or code in (0, names.EXIT_FAILED_WORK)
@@ -63,48 +63,48 @@ class JobSnapshot:
 
     @property
     def ended_at_s(self) -> float | None:
-        """The time of the end by the cluster's clock, or None if the cluster does not know it."""
+        """Time of the end by the cluster's clock, or None if the cluster has not recorded it."""
         times = (self.end.at_s if self.end else None, read_time(self._last_exit.get("finishedAt")))
         return min((at_s for at_s in times if at_s), default=None)
 
     @property
     def failure(self) -> str:
-        """Why Kubernetes calls the object failed, in its own words."""
+        """Message with which Kubernetes failed the object, or an empty text."""
         return self.end.message if self.end is not None and not self.end.is_complete else ""
 
     @property
     def _last_exit(self) -> Object:
-        """The state of the last lead's container once it has terminated."""
+        """Terminated state of the last lead's container, or an empty object."""
         state = container_of(self.leads[-1]).get("state", {}) if self.leads else {}
         return state.get("terminated") or {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionFacts:
-    """The state of this client's connection to the lead."""
+    """State of this client's connection to the lead."""
 
     is_up: bool = False
     is_synced: bool = False  # a status has arrived
     forbidden: EngineError | None = None  # this user may not reach the lead
     unreachable: ClusterError | None = None  # the API server does not answer
     expired: EngineError | None = None  # the job's certificates are not valid
-    cannot_keep: EngineError | None = None  # the disk here takes no more
+    cannot_keep: EngineError | None = None  # the job's folder on this machine cannot be written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientFacts:
-    """What this client asked for and has done."""
+    """Requests of this client and what it has done."""
 
     cancelled_for_s: float | None = None  # seconds since it asked the lead to cancel
     cancelled_why: str = ""
-    is_visit: bool = False  # it did not submit the job, and wants an answer soon
+    is_visit: bool = False  # it did not submit the job, and needs an answer quickly
     start_timeout_s: float | None = None
     has_leftovers: bool = False  # the logs of ended pods have been read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundBlockers:
-    """What keeps a job from starting, most important first."""
+    """Reasons why a job does not start, most important first."""
 
     conditions: tuple[Condition, ...] = ()
     unstartable: Blocker | None = None  # its image lacks the interpreter
@@ -120,7 +120,7 @@ class PodEndings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Everything that the rules may know of a job, at one moment."""
+    """All facts about a job that the rules may use, at one moment."""
 
     plan: Plan
     dialect: Dialect
@@ -137,12 +137,12 @@ class Observation:
 
     @property
     def api_error(self) -> ClusterError | None:
-        """Why the API server cannot be asked now. A connection that is up goes through it."""
+        """Why the API server is unreachable. An open connection proves that it is reachable."""
         return None if self.connection.is_up else self.connection.unreachable or self.watch.outage
 
     @property
     def watch_failure(self) -> ClusterError | None:
-        """The error of a watch that failed permanently while the lead cannot be reached."""
+        """Error of a watch that failed permanently while the lead is unreachable."""
         error = self.watch.error
         return None if error is None or error.retryable or self.connection.is_up else error
 
@@ -153,7 +153,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """History of one thing that a client needs: since when it is missing, and what was reported."""
+    """History of one thing that a client needs: since when it is unavailable, and what was reported."""
 
     away: str  # the reason of the condition that reports the outage
     back: str  # the reason of the condition that reports its end
@@ -164,7 +164,7 @@ class Outage:
     notes: tuple[Condition, ...] = ()
 
     def update(self, trouble: str, now_s: float) -> Outage:
-        """Return the history with the present trouble. An empty text means that all is well."""
+        """Return the history with the current problem. An empty text means that there is none."""
         if trouble:
             since_s = self.since_s or now_s
             if self.is_reported or now_s - since_s < self.report_after_s:
@@ -182,12 +182,12 @@ class Outage:
 
 
 def describe_api_outage(observation: Observation) -> str:
-    """Return why the API server cannot be asked, or an empty text."""
+    """Return why the API server is unreachable, or an empty text."""
     error = observation.api_error
-    return f"{error.message}; the job goes on, and this client waits for it" if error else ""
+    return f"{error.message}; the job continues, and this client keeps trying" if error else ""
 
 
 def describe_disk_outage(observation: Observation) -> str:
     """Return why the job's folder cannot be written, or an empty text."""
     error = observation.connection.cannot_keep
-    return f"{error.message}; {error.hint}; it is tried again" if error else ""
+    return f"{error.message}; {error.hint}; this client keeps trying" if error else ""

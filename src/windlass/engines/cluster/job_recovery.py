@@ -1,6 +1,6 @@
-"""Recovery of a job's files from the logs of its pods, where its lead cannot send them any more.
+"""Recovery of a job's files from the logs of its pods, after its lead has exited.
 
-A lead that exits writes its last status and the results to its log. The lines of ranks are in the
+A lead that exits writes its last status and the results to its log. The output of ranks is in the
 logs of all pods.
 """
 
@@ -31,13 +31,13 @@ from windlass.wire.status import JobStatus, read_status, render_status
 
 logger = logging.getLogger(__name__)
 
-# A verb answers within ten seconds, whatever nodes do: with what is known, and what is not.
+# A command answers within ten seconds even if nodes do not, so each request for logs is short.
 _ANNOUNCED_S, _UNANNOUNCED_S = 4.0, 1.0
 _ALL_S = 5.0
-_FIRST_S = 0.7  # of many nodes none answers for so long only if none will
+_FIRST_S = 0.7  # if none of many nodes answers within this time, none will
 _FEW = 64
 _NUM_THREADS = 16
-_MAX_LOG_BYTES = 64 << 20  # nodes keep ten megabytes of a pod's log, unless somebody changed that
+_MAX_LOG_BYTES = 64 << 20  # nodes keep 10 MB of a pod's log by default
 _MAX_LOGS = 10_000  # ranks and attempts in one pod
 
 
@@ -50,9 +50,9 @@ def read_leftovers(
     leads: Sequence[Object],
     container: str = names.CONTAINER,
 ) -> None:
-    """Fill `folder` with node 0's last word, and note whose lines have not been read: see `read_unread`.
+    """Write node 0's last word to `folder`, and record the pods whose logs `read_unread` must read.
 
-    `leads` are the pods that were node 0, oldest first; `container` is what ours is called in them.
+    `leads` are the pods that were node 0, oldest first. `container` is the name of our container.
     """
     logger.debug("%s has ended: reading the log of node 0", plan.job_id)
     for pod in reversed(leads):
@@ -63,32 +63,33 @@ def read_leftovers(
 
 
 def has_unread(folder: JobFolder) -> bool:
-    """Whether there are pods whose lines have not been read."""
+    """Return whether the logs of some pods have not been read yet."""
     return (folder.path / names.UNREAD_FILE).exists()
 
 
 def read_unread(api: Api, folder: JobFolder, *, container: str = names.CONTAINER) -> None:
-    """Lines of ranks, from the logs of all pods that were not read yet, in seconds whatever nodes answer.
+    """Write the output of ranks to `folder`, from the logs of all pods that were not read yet.
 
-    Pods that cannot be read now are asked again the next time; one that is gone is not.
+    Takes a few seconds at most, even if no node answers. Logs that cannot be read now are requested
+    again the next time, unless their pod was deleted.
     """
     file = folder.path / names.UNREAD_FILE
     pods = [str(pod) for pod in records.parse(file.read_bytes(), file.name)]
     is_patient = len(pods) <= _FEW
     unread, why = set(pods), ""
     first_s = _ALL_S if is_patient else _FIRST_S
-    for pod, said in _ask_all(api, pods, container, first_s=first_s):
-        if isinstance(said, Forbidden):
-            raise said  # to say that the job left nothing would be wrong
-        if isinstance(said, bytes):
-            _take_lines(said, folder)
+    for pod, answer in _ask_all(api, pods, container, first_s=first_s):
+        if isinstance(answer, Forbidden):
+            raise answer  # otherwise the job would seem to have no output
+        if isinstance(answer, bytes):
+            _take_lines(answer, folder)
         else:
-            why = said.message
-        if isinstance(said, (bytes, NotFound)):
+            why = answer.message
+        if isinstance(answer, (bytes, NotFound)):
             unread.discard(pod)
     if why or unread:
         logger.warning(
-            "the logs of %s pods cannot be read (%s); what they wrote is missing here",
+            "the logs of %s pods cannot be read (%s); their output is missing here",
             f"{len(unread)} of {len(pods)}" if unread else "some",
             why or "their nodes do not answer",
         )
@@ -101,7 +102,10 @@ def read_unread(api: Api, folder: JobFolder, *, container: str = names.CONTAINER
 def _ask_all(
     api: Api, pods: Sequence[str], container: str, *, first_s: float
 ) -> Iterator[tuple[str, bytes | ClusterError]]:
-    """Each pod's log or why not, as they come, until the time is over; at once if no node answers at all."""
+    """Yield each pod's log or error as it arrives, until the time is over.
+
+    Stops after `first_s` if no log has arrived by then.
+    """
     waiting, answers = (
         queue.SimpleQueue[str](),
         queue.SimpleQueue[tuple[str, bytes | ClusterError]](),
@@ -130,16 +134,16 @@ def _ask_all(
     give_up_s = time.monotonic() + first_s
     for _ in pods:
         try:
-            pod, said = answers.get(timeout=max(0.0, give_up_s - time.monotonic()))
+            pod, answer = answers.get(timeout=max(0.0, give_up_s - time.monotonic()))
         except queue.Empty:
             return
-        if isinstance(said, bytes):
+        if isinstance(answer, bytes):
             give_up_s = end_s
-        yield pod, said
+        yield pod, answer
 
 
 def _take_last_word(api: Api, pod: Object, plan: Plan, folder: JobFolder, container: str) -> bool:
-    # an agent that leaves a last word leaves a message, too: without one a moment must do
+    # an agent that writes a last word writes a message, too; without a message, try only briefly
     is_announced = bool((container_of(pod).get("state", {}).get("terminated") or {}).get("message"))
     timeout_s = _ANNOUNCED_S if is_announced else _UNANNOUNCED_S
     last_word = _find_last_word(api, name_of(pod), container, timeout_s=timeout_s)
@@ -148,7 +152,7 @@ def _take_last_word(api: Api, pod: Object, plan: Plan, folder: JobFolder, contai
     files = {**last_word.files, names.STATUS_FILE: render_status(status)}
     if last_word.omitted:
         write_atomically(folder.path / names.OMITTED_FILE, json.dumps(last_word.omitted).encode())
-    # the status last: a reader that has seen a final one has everything it speaks of
+    # the status goes last: a reader that has a final one then has every file it refers to
     for path, data in sorted(files.items(), key=lambda file: file[0] == names.STATUS_FILE):
         target = folder.path / path
         if is_from_lead(path) and (path == names.STATUS_FILE or len(data) > _size(target)):
@@ -158,17 +162,17 @@ def _take_last_word(api: Api, pod: Object, plan: Plan, folder: JobFolder, contai
 
 
 def _read_status(word: LastWord, plan: Plan) -> JobStatus | None:
-    """The status of this job in it, if there is one: anything in a pod can write such lines."""
+    """Return this job's status from a last word, or None: any process in a pod can write one."""
     try:
         status = read_status(word.files[names.STATUS_FILE])
     except (KeyError, ProtocolError) as error:
-        logger.warning("the last word in the log of node 0 is ignored: %s", error)
+        logger.warning("the last status in the log of node 0 is ignored: %s", error)
         return None
     return replace(status, work=plan.work.label) if status.job_id == plan.job_id else None
 
 
 def _find_last_word(api: Api, pod: str, container: str, *, timeout_s: float) -> LastWord | None:
-    """It is the end of the log, and says itself how many lines it has."""
+    """Return the last word at the end of a pod's log. Its last line holds its number of lines."""
     try:
         end = api.read_log(
             pod, container=container, tail_lines=50, limit_bytes=_MAX_LOG_BYTES,
@@ -181,7 +185,7 @@ def _find_last_word(api: Api, pod: str, container: str, *, timeout_s: float) -> 
             )
     except Forbidden:
         raise
-    except ClusterError as error:  # which says nothing about the others
+    except ClusterError as error:  # another pod's log may still be readable
         logger.info("the log of %s: %s", pod, error)
         return None
     return read_last_word(end)
@@ -194,9 +198,8 @@ def _take_lines(log: bytes, folder: JobFolder) -> None:
             records_by_log[attempt, rank].append(record)
     for (attempt, rank), lines in records_by_log.items():
         target = folder.log(attempt, rank)
-        if (
-            not target.exists()
-        ):  # one that was copied from the node is more exact, if perhaps shorter
+        # a file that was copied from the node is more exact, even if it is shorter
+        if not target.exists():
             make_own(target.parent, below=folder.path)
             write_atomically(target, *lines)
 

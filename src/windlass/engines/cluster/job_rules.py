@@ -1,9 +1,9 @@
-"""Rules for the status of one job on a cluster: a frozen observation in, a ruling out.
+"""Rules for the status of one job on a cluster: each turns a frozen observation into a ruling.
 
-Pure: no I/O, no clock. `ClusterJob` takes an observation, calls `judge`, and carries out the actions
-that the rules asked for. `DECISIONS` and `ADDITIONS` list the rules in the order in which they
-apply. A rule that lacks a fact which costs a request names a `Lookup`. `ClusterJob` then looks the
-fact up and calls `judge` again.
+The rules are pure: no I/O, no clock. `ClusterJob` takes an observation, calls `judge`, and carries
+out the actions in the ruling. `DECISIONS` and `ADDITIONS` list the rules in the order in which they
+apply. A rule that needs a fact which costs a request returns a `Lookup`. `ClusterJob` then looks
+the fact up and calls `judge` again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from windlass.wire.status import (
     make_job_verdict,
 )
 
-UNSEEN = "the API server has not said yet where its pods are: this is what was known before"
-BLOCKED_AFTER_S = 1.0  # a younger job is not called blocked: pods are made in a moment
-CANCEL_S = 5.0  # how long a lead that cannot be reached may take to cancel its job
+UNSEEN = "the API server has not listed its pods yet: this is the last known state"
+BLOCKED_AFTER_S = 1.0  # creating pods takes a moment, so a younger job is not called blocked
+CANCEL_S = 5.0  # how long an unreachable lead may take to cancel its job
 LEFTOVERS_S = 3.0  # a Job may end a moment before the log of its lead is complete
 _SAME_LOSS_S = 120.0  # a loss and a pod's end that are further apart are different events
 
@@ -44,8 +44,8 @@ _PHASES: Mapping[FailureKind, Phase] = {
     FailureKind.UNKNOWN: Phase.ENDED,
 }
 _KEEP = (
-    "to keep an outcome, stay attached (windlass run), look at a detached job before its pods go "
-    "(windlass status), or have the code write to a volume (--volume)"
+    "to keep an outcome, stay attached (windlass run), check a detached job before its pods are "
+    "deleted (windlass status), or write results to a volume (--volume)"
 )
 # The API server's clock counts whole seconds, so moments of one second need an order.
 _ORDER = {name: at for at, name in enumerate(MomentName)}
@@ -55,33 +55,33 @@ _ORDER = {name: at for at, name in enumerate(MomentName)}
 
 
 class Lookup(enum.Enum):
-    """A fact that a rule needs and that costs requests."""
+    """Fact that a rule needs and that costs requests."""
 
-    LEFTOVERS = enum.auto()  # what pods' logs hold of an ended job, its last status above all
+    LEFTOVERS = enum.auto()  # the last status and results in the pods' logs of an ended job
     POD_ENDINGS = enum.auto()
     BLOCKERS = enum.auto()
-    PODS_MADE = enum.auto()  # how many pods the maker of the only pod has made
+    PODS_MADE = enum.auto()  # how many pods the controller of the only pod has created
 
 
 class Action(enum.Enum):
-    """What a rule wants done in the cluster or in the job's folder."""
+    """Action of a ruling in the cluster or in the job's folder."""
 
     END_UNREACHABLE_PODS = enum.auto()
     DELETE = enum.auto()  # the main object, and with it all others
-    GIVE_UP = enum.auto()  # let the object fail by itself, for clients that look later
+    GIVE_UP = enum.auto()  # let the object fail by itself, so that later clients find its pods
     KEEP = enum.auto()  # write the last status to the job's folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """Decision of one rule, or of all that were applied.
+    """Decision of one rule, or of all rules that were applied.
 
-    The status counts only without a lookup and without an error: either of them ends the rules.
+    A lookup or an error ends the rules, and makes the status meaningless.
     """
 
     status: JobStatus
     is_last: bool = False  # no later decision applies
-    actions: tuple[Action, ...] = ()  # one rule asks for one at most
+    actions: tuple[Action, ...] = ()  # at most one per rule
     lookup: Lookup | None = None
     error: EngineError | None = None
 
@@ -90,7 +90,7 @@ Rule: TypeAlias = Callable[[Observation, JobStatus], "Ruling | None"]
 
 
 def judge(observation: Observation) -> Ruling:
-    """Return the status of a job, and what is to be done about it."""
+    """Return the status of a job and the actions to take, or a lookup or an error."""
     decided = apply_rules(DECISIONS, observation, Ruling(status=observation.status))
     if decided.lookup is not None or decided.error is not None:
         return decided
@@ -98,9 +98,9 @@ def judge(observation: Observation) -> Ruling:
 
 
 def apply_rules(rules: Sequence[Rule], observation: Observation, ruling: Ruling) -> Ruling:
-    """Apply rules in order, each to the status that the one before it left.
+    """Apply rules in order, each to the status that the previous one returned.
 
-    An action that several rules ask for is named once.
+    Actions that several rules ask for are listed once.
     """
     for rule in rules:
         if (ruled := rule(observation, ruling.status)) is not None:
@@ -110,21 +110,21 @@ def apply_rules(rules: Sequence[Rule], observation: Observation, ruling: Ruling)
     return ruling
 
 
-# -- decisions: is the job over, and how far is it? -------------------------------------------------
+# -- decisions: whether the job is over, and its progress -------------------------------------------
 
 
 def accept_reported_end(observation: Observation, status: JobStatus) -> Ruling | None:
-    """The lead has reported the end."""
+    """Accept the end that the lead has reported."""
     return Ruling(status=status, is_last=True) if observation.status.phase.is_final else None
 
 
 def wait_for_first_lists(observation: Observation, status: JobStatus) -> Ruling | None:
-    """Nothing is concluded from a list that is not complete yet."""
+    """Keep the earlier status until the first lists of objects are complete."""
     return None if observation.watch.is_listed else _show_unseen(observation, status)
 
 
 def judge_missing_object(observation: Observation, status: JobStatus) -> Ruling | None:
-    """The main object is gone, unless the watch merely cannot see it."""
+    """End a job whose main object was deleted, unless only the watch failed."""
     if observation.watch.job is not None:
         return None
     if observation.watch_failure is not None:
@@ -135,13 +135,13 @@ def judge_missing_object(observation: Observation, status: JobStatus) -> Ruling 
 
 
 def read_leftovers(observation: Observation, status: JobStatus) -> Ruling | None:
-    """The job is over: the log of node 0 may hold its last status."""
+    """Ask for the logs of an ended job, because node 0's may hold its last status."""
     is_due = _has_visibly_ended(observation) and not observation.client.has_leftovers
     return Ruling(status=status, lookup=Lookup.LEFTOVERS) if is_due else None
 
 
 def wait_for_late_status(observation: Observation, status: JobStatus) -> Ruling | None:
-    """A job that has just ended is not judged: its last status may still arrive."""
+    """Wait for the last status of a job that has only just ended."""
     is_fresh = observation.now_s - observation.ended_at_s < LEFTOVERS_S
     if not _has_visibly_ended(observation) or not is_fresh:
         return None
@@ -150,7 +150,7 @@ def wait_for_late_status(observation: Observation, status: JobStatus) -> Ruling 
     condition = Condition(
         type=Phase.STOPPING.value,
         reason=names.REASON_OUTCOME_UNKNOWN,
-        message="it has ended; what it left is being read",
+        message="it has ended; its last status and results are being read",
         since_s=observation.ended_at_s,
     )
     stopping = replace(status, phase=Phase.STOPPING, conditions=(*status.conditions, condition))
@@ -158,7 +158,7 @@ def wait_for_late_status(observation: Observation, status: JobStatus) -> Ruling 
 
 
 def judge_completed(observation: Observation, status: JobStatus) -> Ruling | None:
-    """The agents exited in good order, but the outcome that they left cannot be read."""
+    """End a job whose agents exited normally, but whose outcome cannot be read."""
     if not _has_visibly_ended(observation) or not observation.watch.has_completed:
         return None
     message, at_s = _describe_lost_outcome(observation.watch), observation.ended_at_s
@@ -167,7 +167,7 @@ def judge_completed(observation: Observation, status: JobStatus) -> Ruling | Non
 
 
 def judge_failed(observation: Observation, status: JobStatus) -> Ruling | None:
-    """The object has failed: its pods and their events show why."""
+    """End a job whose object has failed, with the cause that its pods and their events show."""
     if not _has_visibly_ended(observation):
         return None
     if observation.endings is None:
@@ -183,13 +183,13 @@ def judge_failed(observation: Observation, status: JobStatus) -> Ruling | None:
 
 
 def end_unreachable_pods(observation: Observation, status: JobStatus) -> Ruling | None:
-    """Some kinds replace a pod only once it has ended, which it cannot on a dead machine."""
+    """End pods on unreachable machines, for kinds that only replace a pod once it has ended."""
     can_end = observation.dialect.end_lost_pod is not None and observation.watch.outage is None
     return Ruling(status=status, actions=(Action.END_UNREACHABLE_PODS,)) if can_end else None
 
 
 def read_leftovers_of_silent_lead(observation: Observation, status: JobStatus) -> Ruling | None:
-    """A pod that stays up may run on although its lead has ended and answers no more."""
+    """Ask for the logs of a silent lead whose pod keeps running after its job has ended."""
     watch, ttl_s = observation.watch, pod_of(observation.plan).ttl_s
     is_silent = bool(watch.running_leads) and not observation.connection.is_up
     if not observation.dialect.stays_up or not is_silent or ttl_s is None:
@@ -200,7 +200,7 @@ def read_leftovers_of_silent_lead(observation: Observation, status: JobStatus) -
 
 
 def delete_cancelled(observation: Observation, status: JobStatus) -> Ruling | None:
-    """A cancelled job whose lead is missing or does not answer in time is deleted."""
+    """Delete a cancelled job whose lead is missing or does not answer in time."""
     waited_s = observation.client.cancelled_for_s
     if waited_s is None or observation.connection.is_up:
         return None
@@ -211,7 +211,7 @@ def delete_cancelled(observation: Observation, status: JobStatus) -> Ruling | No
 
 
 def trust_lead(observation: Observation, status: JobStatus) -> Ruling | None:
-    """A lead that is connected knows best, but not what keeps nodes that it waits for."""
+    """Trust a connected lead, except while it waits for nodes: it cannot see what delays them."""
     is_compute = isinstance(observation.plan.work, Calls)
     lacks_nodes = is_compute and any(
         node.state in (NodeState.PENDING, NodeState.LOST) for node in status.nodes
@@ -222,24 +222,24 @@ def trust_lead(observation: Observation, status: JobStatus) -> Ruling | None:
 
 
 def fail_without_watch(observation: Observation, status: JobStatus) -> Ruling | None:
-    """Neither the API server nor the lead will ever report anything."""
+    """Raise if the watch failed permanently and the lead is unreachable."""
     error = observation.watch_failure
     return None if error is None else Ruling(status=status, error=error)
 
 
 def wait_for_api_server(observation: Observation, status: JobStatus) -> Ruling | None:
-    """Each request would wait ten seconds for no answer."""
+    """Stop while the API server is unreachable: each request would wait ten seconds."""
     return None if observation.api_error is None else Ruling(status=status, is_last=True)
 
 
 def fail_without_permission(observation: Observation, status: JobStatus) -> Ruling | None:
-    """This user may not reach the lead."""
+    """Raise if this user may not reach the lead."""
     error = None if observation.connection.is_up else observation.connection.forbidden
     return None if error is None else Ruling(status=status, error=error)
 
 
 def add_blockers(observation: Observation, status: JobStatus) -> Ruling | None:
-    """Show what keeps the job from starting."""
+    """Add the reasons why the job does not start."""
     if observation.now_s - status.created_at_s < BLOCKED_AFTER_S:
         return None
     if observation.blockers is None:
@@ -249,7 +249,7 @@ def add_blockers(observation: Observation, status: JobStatus) -> Ruling | None:
 
 
 def warn_of_expired_keys(observation: Observation, status: JobStatus) -> Ruling | None:
-    """The job's certificates are not valid, so no client will ever reach its lead."""
+    """Warn that the job's certificates are not valid, so no client can reach its lead."""
     expired = observation.connection.expired
     if expired is None or observation.connection.is_up:
         return None
@@ -264,14 +264,12 @@ def warn_of_silent_lead(observation: Observation, status: JobStatus) -> Ruling |
         return None
     if not lead or not observation.client.is_visit or connection.is_synced:
         return None
-    text = (
-        f"node 0 (pod {lead}) runs but does not answer: its ranks, progress and lines are not known"
-    )
+    text = f"node 0 (pod {lead}) is running but does not answer: its ranks, progress and output are unknown"
     return Ruling(status=_warn(observation, status, names.REASON_LEAD_SILENT, text))
 
 
 def give_up_unstartable(observation: Observation, status: JobStatus) -> Ruling | None:
-    """The image lacks the interpreter, so every further pod would fail, too."""
+    """Fail a job whose image lacks the interpreter: every further pod would fail, too."""
     blocker = observation.blockers.unstartable if observation.blockers else None
     if blocker is None or observation.watch.running_leads:
         return None
@@ -281,7 +279,7 @@ def give_up_unstartable(observation: Observation, status: JobStatus) -> Ruling |
 
 
 def delete_late(observation: Observation, status: JobStatus) -> Ruling | None:
-    """Enforce the start timeout here, because a lead that never starts cannot."""
+    """Enforce the start timeout, because a lead that never starts cannot."""
     limit_s = observation.client.start_timeout_s
     if limit_s is None or observation.connection.is_synced:
         return None
@@ -317,11 +315,11 @@ DECISIONS: tuple[Rule, ...] = (
 )
 
 
-# -- additions: what the API server knows of any status ---------------------------------------------
+# -- additions: facts from the API server, for any status -------------------------------------------
 
 
 def warn_of_forgotten_pods(observation: Observation, status: JobStatus) -> Ruling | None:
-    """The only node had another pod before, and the new lead cannot know that."""
+    """Warn that the only node had an earlier pod, which the new lead cannot know."""
     dialect, pods = observation.dialect, observation.watch.pods
     if status.phase.is_final or not dialect.pod_made or len(observation.plan.nodes) != 1:
         return None
@@ -333,8 +331,8 @@ def warn_of_forgotten_pods(observation: Observation, status: JobStatus) -> Rulin
         if observation.num_pods_made < 2:
             return None
     text = (
-        f"its pod was made again: on a {dialect.kind.name} of one node nothing remembers what was before, "
-        "so it began as attempt 0 once more, and --node-restarts does not count it; --timeout bounds it"
+        f"its pod was replaced: a {dialect.kind.name} of one node keeps no record of earlier attempts, so "
+        "it restarted as attempt 0, and --node-restarts does not count it; use --timeout to limit it"
     )
     since_s = max(map(created_s, pods), default=0.0)
     reason = names.REASON_LOSS_FORGOTTEN
@@ -342,7 +340,7 @@ def warn_of_forgotten_pods(observation: Observation, status: JobStatus) -> Rulin
 
 
 def add_moments(observation: Observation, status: JobStatus) -> Ruling | None:
-    """Show when pods were queued, scheduled and started."""
+    """Add the times at which pods were queued, scheduled and started."""
     known = {moment.name: moment.at_s for moment in status.timeline}
     passed = timeline(
         observation.watch.pods,
@@ -361,7 +359,7 @@ def add_moments(observation: Observation, status: JobStatus) -> Ruling | None:
 
 
 def explain_losses(observation: Observation, status: JobStatus) -> Ruling | None:
-    """Show why nodes were lost, which the lead cannot know."""
+    """Add the reasons for lost nodes, which the lead cannot know."""
     verdicts = (*status.history, status.verdict)
     if not any(verdict is not None and is_unexplained(verdict) for verdict in verdicts):
         return None
@@ -372,15 +370,15 @@ def explain_losses(observation: Observation, status: JobStatus) -> Ruling | None
 
 
 def keep_end(observation: Observation, status: JobStatus) -> Ruling | None:
-    """The last status stays on this machine."""
+    """Write the last status to the job's folder on this machine."""
     is_settled = _is_settled(observation, status)
     return Ruling(status=status, actions=(Action.KEEP,)) if is_settled else None
 
 
 def delete_kept(observation: Observation, status: JobStatus) -> Ruling | None:
-    """Nothing of a cancelled job stays in the cluster, nor an object that never ends by itself."""
-    goes = status.phase is Phase.CANCELLED or observation.dialect.stays_up
-    is_due = goes and _is_settled(observation, status)
+    """Delete a cancelled job, or an object that never ends by itself, once its end is recorded."""
+    is_removable = status.phase is Phase.CANCELLED or observation.dialect.stays_up
+    is_due = is_removable and _is_settled(observation, status)
     return Ruling(status=status, actions=(Action.DELETE,)) if is_due else None
 
 
@@ -397,7 +395,7 @@ ADDITIONS: tuple[Rule, ...] = (
 
 
 def is_unexplained(verdict: Verdict) -> bool:
-    """Return whether a verdict names a lost node, but not what took it."""
+    """Return whether a verdict names a lost node, but not the reason."""
     return verdict.kind is FailureKind.LOST_NODE and verdict.node is not None
 
 
@@ -413,7 +411,7 @@ def explain_loss(verdict: Verdict, dead: Sequence[DeadPod]) -> Verdict:
     if not near:
         return verdict
     pod = min(near, key=lambda pod: (_seconds_apart(pod, verdict), -(pod.created_s or 0.0)))
-    # the lead already knows as much as that a signal ended the pod
+    # a mere signal is nothing new: the lead already knows that the pod ended
     if pod.ending.message in verdict.message or pod.ending.kind not in _EXPLAINING:
         return verdict
     message = f"{verdict.message.partition(':')[0]}: {pod.ending.message}"
@@ -421,7 +419,7 @@ def explain_loss(verdict: Verdict, dead: Sequence[DeadPod]) -> Verdict:
 
 
 def _seconds_apart(pod: DeadPod, verdict: Verdict) -> float:
-    """Return the time between a pod's end and a loss. The end of an evicted pod may have no time."""
+    """Return the time between a pod's end and a loss. An evicted pod may lack an end time."""
     if pod.ended_s is not None:
         return abs(pod.ended_s - verdict.at_s)
     return 0.0 if pod.created_s is not None and pod.created_s <= verdict.at_s else _SAME_LOSS_S
@@ -432,13 +430,13 @@ def _has_visibly_ended(observation: Observation) -> bool:
 
 
 def _is_settled(observation: Observation, status: JobStatus) -> bool:
-    """Return whether a status is the last one. An unknown outcome may be found while pods are there."""
+    """Return whether a status is the last one. Pods that still exist may reveal an unknown outcome."""
     is_unknown = status.phase is Phase.ENDED and bool(observation.watch.pods)
     return status.phase.is_final and not is_unknown
 
 
 def _show_unseen(observation: Observation, status: JobStatus) -> Ruling:
-    """Return the earlier status, and warn clients that would take it for the present one."""
+    """Return the earlier status, with a warning for clients that would take it for the current one."""
     if observation.client.is_visit and not observation.connection.is_up:
         status = _warn(observation, status, names.REASON_UNSEEN, UNSEEN)
     return Ruling(status=status, is_last=True)
@@ -460,12 +458,12 @@ def _warn(
 def _describe_lost_outcome(watch: JobSnapshot) -> str:
     if watch.leads:
         lead = name_of(watch.leads[-1])
-        return f"how it ended stands in the log of pod {lead}, which cannot be read now"
-    return "it ran to its end, but how it ended is gone with its pods"
+        return f"its outcome is in the log of pod {lead}, which cannot be read now"
+    return "it finished, but its outcome was lost with its pods"
 
 
 def _end_deleted(observation: Observation, status: JobStatus) -> JobStatus:
-    """Return the last status of a job without a main object, whoever deleted it."""
+    """Return the last status of a job whose main object was deleted, by this client or another."""
     why, watch = observation.client.cancelled_why, observation.watch
     if not why and watch.has_completed:
         return _end(observation, status, FailureKind.UNKNOWN, _describe_lost_outcome(watch))
@@ -483,7 +481,7 @@ def _end(
     at_s: float | None = None,
     hint: str = "",
 ) -> JobStatus:
-    """Return the last status of a job that ended now, or at that time. The hint says what to do."""
+    """Return the last status of a job that ended at `at_s`, or now. `hint` is its next step."""
     at_s = at_s or observation.now_s
     phase = _PHASES.get(kind, Phase.FAILED)
     verdict = make_job_verdict(

@@ -30,7 +30,7 @@ Dial = Callable[[], "LeadConnection | None"]  # returns None while there is no l
 
 
 class ByteStream(Protocol):
-    """What TLS needs below it, such as `PodStream`."""
+    """Byte stream that TLS can run over, such as `PodStream`."""
 
     def recv(self, size: int, /) -> bytes: ...
     def sendall(self, data: bytes, /) -> None: ...
@@ -41,10 +41,10 @@ class ByteStream(Protocol):
 
 
 class LeadConnection:
-    """The job's TLS over a stream; a `Stream` for `BlockingLink`.
+    """Connection with the job's TLS over a byte stream, for use as the `Stream` of a `BlockingLink`.
 
-    After a `recv` with timeout 0 has raised TimeoutError, no layer holds received data: it is safe
-    to poll `fileno`. At any other moment `pending` tells whether a poll could miss data.
+    After a `recv` with timeout 0 has raised TimeoutError, no layer holds received data, so it is
+    safe to poll `fileno`. At any other moment, check `pending` first: a poll could miss data.
     """
 
     def __init__(self, stream: ByteStream, context: ssl.SSLContext, job_id: str) -> None:
@@ -55,7 +55,7 @@ class LeadConnection:
             self._shake_hands()
         except BaseException:
             with contextlib.suppress(OSError):
-                self._flush()  # the alert, which tells the other side what is wrong
+                self._flush()  # sends the TLS alert with the reason
             stream.close()
             raise
 
@@ -78,7 +78,7 @@ class LeadConnection:
         return self._stream.fileno()
 
     def pending(self) -> bool:
-        """Return whether data is here for which the socket never becomes readable."""
+        """Return whether a layer above the socket holds data, which a poll would not report."""
         return self._tls.pending() > 0 or self._in.pending > 0 or self._stream.pending()
 
     def sendall(self, data: bytes | bytearray | memoryview) -> None:
@@ -103,7 +103,7 @@ class LeadConnection:
                 return None
 
     def _receive(self) -> None:
-        """Take the next bytes from the stream; OSError at its end."""
+        """Read the next bytes from the stream. Raises OSError at its end."""
         self._flush()
         data = self._stream.recv(_CHUNK_BYTES)
         if not data:
@@ -115,10 +115,10 @@ class LeadConnection:
             self._stream.sendall(data)
 
     def finish(self, timeout_s: float) -> None:
-        """Send the end of the stream, then discard what comes until the lead has closed, too.
+        """Send the end of the stream, then discard received data until the lead has closed, too.
 
-        A lead that writes to a closed connection loses what it has not read yet. Port-forwards do
-        not pass on a half-closed socket, but they do pass on the end in TLS.
+        A lead that writes to a closed connection loses what it has not read yet. A port-forward
+        does not transmit a half-closed socket, but it transmits TLS's close_notify.
         """
         end_s = time.monotonic() + timeout_s
         self._stream.settimeout(timeout_s)
@@ -129,12 +129,14 @@ class LeadConnection:
                 return
 
     def _send_end(self) -> None:
-        with contextlib.suppress(ssl.SSLError):  # no end came yet, or data before it
+        with contextlib.suppress(
+            ssl.SSLError
+        ):  # raised until the peer's end arrives, which is fine
             self._tls.unwrap()
         self._flush()
 
     def close(self) -> None:
-        """Send the end of the stream, and close without waiting for the other side's."""
+        """Send the end of the stream, and close without waiting for the peer's."""
         with contextlib.suppress(OSError):
             self._stream.settimeout(_CLOSE_S)
             self._send_end()
@@ -142,7 +144,7 @@ class LeadConnection:
 
 
 class LeadDial:
-    """Opens connections to one job's lead, whichever pod that is.
+    """Opener of connections to one job's lead, in whichever pod it runs.
 
     `find` lists the pods that may be the lead. `distrust` receives the uid of each that is not.
     """
@@ -170,7 +172,7 @@ class LeadDial:
 
 
 class LeadSearch:
-    """Lists the pods that may be a job's lead, for a client that does not watch the job."""
+    """Request for the pods that may be a job's lead, for a client that does not watch the job."""
 
     def __init__(self, api: Api, dialect: Dialect, job_id: str) -> None:
         self._api = api

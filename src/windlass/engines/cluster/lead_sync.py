@@ -55,18 +55,18 @@ class CannotKeep(EngineError):
 
 @contextlib.contextmanager
 def keeping(folder: JobFolder) -> Iterator[None]:
-    """Raise CannotKeep where writing to a job's folder fails."""
+    """Raise CannotKeep if a write to a job's folder fails."""
     try:
         yield
     except OSError as error:
         raise CannotKeep(
             f"cannot write to {folder.path}: {error.strerror or error}",
-            hint=f"make room or make it writable; {names.HOME} names another folder",
+            hint=f"free space or make it writable, or set {names.HOME} to another folder",
         ) from error
 
 
 class LeadSync:
-    """One client's copy of a job, over one connection at a time."""
+    """One client's copy of a job's folder, updated over one connection at a time."""
 
     def __init__(self, job_id: str, folder: JobFolder, dial: Dial) -> None:
         self._job_id = job_id
@@ -75,16 +75,16 @@ class LeadSync:
         self._receiver = Receiver(folder, is_from_lead)
         self._orders: collections.deque[Message] = collections.deque()
         self._holds_lease = False
-        self._has_last = False  # a final status has come
+        self._has_last = False  # a final status has arrived
         self._malformed: set[str] = set()
         self._wake, self._waker = socket.socketpair()
         self._stop = threading.Event()
         self.is_up = False
-        self.is_synced = threading.Event()  # a status has come over this connection
+        self.is_synced = threading.Event()  # a status has arrived over this connection
         self.forbidden: Forbidden | None = None  # this user may not forward ports
         self.unreachable: Unreachable | None = None  # the API server does not answer
-        self.cannot_keep: CannotKeep | None = None  # this machine cannot write what comes
-        self.expired: KeysExpired | None = None  # no later try can succeed
+        self.cannot_keep: CannotKeep | None = None  # this machine cannot write the files
+        self.expired: KeysExpired | None = None  # no later attempt can succeed
         self._thread = threading.Thread(target=self._run, name="windlass-sync", daemon=True)
         self._thread.start()
 
@@ -110,12 +110,12 @@ class LeadSync:
         self._thread.join(timeout=5.0)
 
     def finish(self) -> None:
-        """Wait until the lead of a job that has ended knows that this client has read everything."""
+        """Wait until the lead of an ended job knows that this client has read everything."""
         if self._has_last:
             self._thread.join(timeout=2 * _FINISH_S)
 
     def let_go(self) -> None:
-        """Send all orders and disconnect, without waiting for it."""
+        """Send all orders and disconnect, without waiting until that is done."""
         self._stop.set()
         self._order(Heartbeat())
 
@@ -135,7 +135,7 @@ class LeadSync:
                 connection = self._dial()
                 self.unreachable = None
                 if connection is None:
-                    self._stop.wait(_NO_LEAD_PAUSE_S)  # such a try costs nothing
+                    self._stop.wait(_NO_LEAD_PAUSE_S)  # without a candidate, no request was sent
                     continue
                 with contextlib.closing(connection):
                     pause_s = _FIRST_PAUSE_S
@@ -162,7 +162,7 @@ class LeadSync:
 
     def _note_malformed(self, message: str) -> None:
         if message not in self._malformed and len(self._malformed) < _MAX_LOGGED:
-            self._malformed.add(message)  # logged once: it may come again and again
+            self._malformed.add(message)  # logged once, because it may repeat with every message
             logger.warning("connection to %s: %s", self._job_id, message)
 
     def _check_status(self, piece: Piece) -> JobStatus | None:
@@ -173,26 +173,29 @@ class LeadSync:
             self._note_malformed(f"its status is ignored: {error.message}")
             return None
         if status.job_id != self._job_id:
-            self._note_malformed(f"its status is ignored: it is of {status.job_id!r:.80}")
+            self._note_malformed(f"its status is ignored: it belongs to {status.job_id!r:.80}")
             return None
         return status
 
     def _note_cannot_keep(self, error: CannotKeep) -> None:
-        if self.cannot_keep is None:  # logged once: the copy is tried again all the time
+        if self.cannot_keep is None:  # logged once, because the copy is retried continually
             logger.warning("%s: %s", self._job_id, error.message)
         self.cannot_keep = error
 
     def _serve(self, connection: LeadConnection) -> bool:
-        """Copy until everything is here or `let_go` is called; OSError if the connection breaks."""
-        link = BlockingLink(connection, LEAD_TO_CLIENT, patience_s=_SEND_TIMEOUT_S)
+        """Copy until all files have arrived or `let_go` is called.
+
+        Return True if no further connection is needed. Raises OSError if the connection breaks.
+        """
+        link = BlockingLink(connection, LEAD_TO_CLIENT, io_timeout_s=_SEND_TIMEOUT_S)
         has = measure_files(self._folder, is_from_lead)
         hello = make_hello(role="client", job_id=self._job_id)
         self._send(link, hello.replaced(lease=self._holds_lease, has=has))
         sent_s = time.monotonic()
         while not self._stop.is_set() or self._orders:
             now_s = time.monotonic()
-            if now_s - link.heard_s > _SILENCE_S:
-                raise OSError("the lead has gone silent")
+            if now_s - link.last_received_s > _SILENCE_S:
+                raise OSError("the lead has stopped sending heartbeats")
             if now_s - sent_s > _HEARTBEAT_S:
                 sent_s = now_s
                 self._send(link, Heartbeat())
@@ -200,17 +203,17 @@ class LeadSync:
             if received is None:
                 self._wait(link)
             elif self._take(link, *received):
-                with contextlib.suppress(OSError):  # all is here, whatever breaks now
+                with contextlib.suppress(OSError):  # all files have arrived already
                     connection.finish(_FINISH_S)
                 return True
             while self._orders and self.is_up:
-                self._send(link, self._orders[0])  # one that was not sent whole is sent again
+                self._send(link, self._orders[0])  # stays queued until it was sent completely
                 self._orders.popleft()
         connection.finish(_FINISH_S)
         return True
 
     def _wait(self, link: BlockingLink) -> None:
-        """Wait for data or an order, at most a second; only right after `receive(0)` found nothing."""
+        """Wait up to a second for data or an order. Call only after `receive(0)` returned None."""
         poll = select.poll()
         for number in (link.fileno(), self._wake.fileno()):
             poll.register(number, select.POLLIN)
@@ -222,7 +225,7 @@ class LeadSync:
         link.send(message, (body,))
 
     def _take(self, link: BlockingLink, message: Message, body: bytes) -> bool:
-        """Handle one message. Return True for a final status, after which nothing matters."""
+        """Handle one message. Return True if it held a final status."""
         if isinstance(message, Welcome):
             self.is_up, self.forbidden, self.unreachable = True, None, None
         elif isinstance(message, InputsWanted) and message.inputs:
@@ -238,12 +241,12 @@ class LeadSync:
         if is_status and status is None:
             return False
         is_last = status is not None and status.phase.is_final
-        if is_last:  # sent before this process sees the end, and perhaps exits
+        if is_last:  # sent before the file is written, because this process may exit after that
             self._has_last = True
             self._send(link, AllRead())
         with keeping(self._folder):
             self._receiver.take(piece, is_last=is_last)
-        if is_status:  # the status comes last, so everything before it has been written
+        if is_status:  # the status is sent last, so all earlier files have been written
             self.cannot_keep = None
             self.is_synced.set()
         return is_last

@@ -1,13 +1,15 @@
-"""Lease of a job as an object of the cluster: a Job without pods whose end takes its dependents with it.
+"""Lease of a job as a cluster object: a Job without pods that owns other objects of the job.
 
-A Job that asks for no completions is complete at once, and Kubernetes deletes it when its time to live has
-passed. Objects that it owns are garbage then. So whatever a client made and could not finish or end has an
-end, without any program of ours in the cluster:
+A Job that wants no completions is complete at once. Kubernetes deletes it after its time to live,
+and then collects the objects that it owns. So an abandoned job is cleaned up although no program
+of Windlass runs in the cluster:
 
-- During a submit it owns what is not held back by itself: a prerequisite, or else objects in a queue and
-  objects that start at once. The last patch of the submit takes the reference off, and the lease is deleted.
-- Objects whose pods stay up when the job has ended keep it while the job is attached. Each client that holds
-  the job's lease extends it. The client that removes the job deletes it.
+- During a submit, the lease owns the objects that could otherwise run without their client: a
+  prerequisite, or else objects in a queue and objects that start immediately. The last patch of the
+  submit removes the owner reference, and the client deletes the lease.
+- Objects whose pods keep running after the job has ended keep their lease while the job is
+  attached. Each client that holds the job's lease extends it. The client that removes the job
+  deletes it.
 """
 
 from __future__ import annotations
@@ -42,29 +44,30 @@ def is_leased(dialect: Dialect, plan: Plan) -> bool:
 
 
 def owns_main(dialect: Dialect, plan: Plan) -> bool:
-    """Return whether the lease owns the main object, and not only what comes before it.
+    """Return whether the lease owns the main object, and not only its prerequisite.
 
-    Kubernetes ends a lease in the foreground: dependents first, then a finalizer is taken off the object. A
-    TrainJob whose runtime is gone accepts no change, so it would stay for ever.
+    Kubernetes deletes a lease in the foreground: it deletes the dependents first, then removes a
+    finalizer from the lease. A TrainJob without its runtime rejects every change, so it could
+    never be deleted this way.
     """
     return is_leased(dialect, plan) and dialect.prerequisite is None
 
 
 def keeps_lease(dialect: Dialect, plan: Plan) -> bool:
-    """Return whether the object is owned by its lease until the job ends."""
+    """Return whether the lease owns the object until the job ends."""
     return dialect.stays_up and not plan.detach
 
 
 def lease_name(plan: Plan) -> str:
-    """Return the name of a job's lease: another one for a later job of the same id."""
+    """Return the name of a job's lease. A later job with the same id gets another name."""
     return f"{plan.job_id}-lease-{int(plan.created_at_s * 1000) & 0xFFFFF:05x}"
 
 
 def make_lease(plan: Plan, submit: str) -> dict[str, Any]:
-    """Return the lease of a job. Its template is valid, and no pod is ever made from it."""
+    """Return the lease of a job. Kubernetes requires its pod template, but never creates a pod."""
     annotations = {names.ANNOTATION_SUBMIT: submit}
     metadata = make_metadata(plan, lease_name(plan), annotations=annotations)
-    # else it would be listed as a job, or wait in a queue
+    # with these labels it would be listed as a job or wait in a queue
     for label in (names.LABEL_JOB, names.LABEL_QUEUE):
         metadata["labels"].pop(label, None)
     pod = pod_of(plan)
@@ -90,7 +93,7 @@ def make_lease(plan: Plan, submit: str) -> dict[str, Any]:
 
 
 def delete_lease(api: Api, plan: Plan) -> None:
-    """Delete a lease that nothing needs any more. Its time to live ends one that cannot be deleted."""
+    """Delete a lease that is no longer needed. If that fails, its time to live removes it."""
     with contextlib.suppress(ClusterError):
         api.delete(JOBS, lease_name(plan))
 
@@ -126,11 +129,11 @@ class LeaseRenewal:
                     changed = {"spec": {"ttlSecondsAfterFinished": ttl_s}}
                     self._api.patch(JOBS, name, changed, brief=True)
                 else:
-                    # an empty patch reads it, with no other right than renewals need
+                    # an empty patch reads the lease, and needs only the right that renewals need
                     body, is_known = self._api.patch(JOBS, name, {}, brief=True), True
                     continue
             except NotFound:
-                return  # the job never had one, or has ended
+                return  # the job never had a lease, or has ended
             except ClusterError as error:
-                logger.debug("%s is not renewed: %s", name, error)
+                logger.debug("cannot renew lease %s: %s", name, error)
             stop.wait(_RENEW_S)

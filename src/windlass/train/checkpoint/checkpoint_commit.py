@@ -1,9 +1,15 @@
-"""How the shares of all ranks become one checkpoint, and which checkpoints stay.
+"""Commit of a checkpoint by rank 0, and removal of old checkpoints.
 
-Rank 0's part of a save: wait for every share, write DCP's metadata and the manifest, give the folder its
-name, move `latest`, `best` and `epoch-E`, and remove what retention no longer keeps. Runs where rank 0
-writes: in its writer process, or in the trainer. Ranks meet in the folder only: no collective runs beside
-the training's.
+A commit has these steps:
+
+- wait for the shares of all ranks
+- write DCP's metadata and the manifest
+- rename the folder to its final name
+- move the links `latest`, `best` and `epoch-E`
+- remove the checkpoints that retention no longer keeps
+
+This code runs where rank 0 writes: in its writer process or in the trainer. Ranks communicate only through
+files in the folder, so no collective runs concurrently with those of the training.
 """
 
 from __future__ import annotations
@@ -44,20 +50,20 @@ logger = logging.getLogger(__name__)
 LATEST = "latest"
 BEST = "best"
 _BEST_FILE = "best.json"
-_SLOW_S = 10.0  # until a file that another node has written is seen with its whole size
+_SLOW_S = 10.0  # limit until a file of another node is visible here with its full size
 _EPOCH = re.compile(r"epoch-\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """What rank 0 must know to make shares a checkpoint."""
+    """Everything that rank 0 needs to turn the shares into a checkpoint."""
 
     root: str
-    folder: str  # where the shares are
-    manifest: CheckpointManifest  # its files and its number are filled in
+    folder: str  # contains the shares
+    manifest: CheckpointManifest  # `commit` fills in its files and number
     metadata: Metadata
     keep: int
-    damaged: frozenset[int]  # steps whose checkpoints are none of those to keep
+    damaged: frozenset[int]  # steps whose checkpoints do not count towards `keep`
     leftovers: frozenset[str]  # folders of failed saves, where folders cannot be renamed
     token: str  # of the training that owns the run
     timeout_s: float  # how long to wait for the other ranks' shares
@@ -65,14 +71,14 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestStep:
-    """The step that was best so far, and the value that says so."""
+    """The best step so far, and its value."""
 
     step: int
     value: float
 
 
 def commit(order: Commit) -> CheckpointManifest:
-    """Make one checkpoint of the shares of all ranks. Raises EngineError if that cannot be."""
+    """Turn the shares of all ranks into one checkpoint. Raises EngineError if that fails."""
     storage = open_storage(order.root)
     try:
         shares = _wait_for_shares(storage, order)
@@ -83,7 +89,7 @@ def commit(order: Commit) -> CheckpointManifest:
             check_owner(storage, order.token)
             _take_place(storage, order.folder, manifest.folder)
     except (EngineError, OSError):
-        if storage.can_rename:  # its name is this save's alone
+        if storage.can_rename:  # no other save uses a folder of this name
             storage.remove(order.folder)
         raise
     _tidy(storage, order, manifest)
@@ -93,7 +99,7 @@ def commit(order: Commit) -> CheckpointManifest:
 def _make_manifest(
     storage: Storage, order: Commit, shares: list[WrittenShare]
 ) -> CheckpointManifest:
-    """Make the manifest, after a look at every file that it lists."""
+    """Make the manifest, and wait until every file that it lists has its full size."""
     others = find_whole(storage, but=order.folder)
     files = {METADATA: write_metadata(storage, order.folder, order.metadata, shares)}
     for rank, share in enumerate(shares):
@@ -111,7 +117,7 @@ def _make_manifest(
     if not wait_until(is_complete, timeout_s=_SLOW_S):
         raise EngineError(
             f"{order.manifest.folder}: {'; '.join(faults[:3])}, although it was written",
-            hint=f"does anything else remove or change files in {order.root}?",
+            hint=f"check whether another program removes or changes files in {order.root}",
         )
     return manifest
 
@@ -119,26 +125,30 @@ def _make_manifest(
 def _refuse_vanished(storage: Storage, order: Commit) -> None:
     if not storage.has_folder(order.folder):
         raise EngineError(
-            f"{order.manifest.folder}: {order.folder} has vanished while it was written",
-            hint=f"does anything else remove files in {order.root}?",
+            f"{order.manifest.folder}: {order.folder} disappeared while it was written",
+            hint=f"check whether another program removes files in {order.root}",
         )
 
 
 def _tidy(storage: Storage, order: Commit, manifest: CheckpointManifest) -> None:
-    """Move the links and remove what is not kept. The checkpoint is whole: no failure here fails it."""
+    """Move the links and remove old checkpoints. Only log failures, because the checkpoint is complete."""
     try:
         _point(storage, manifest)
     except OSError as error:
-        logger.warning("%s is saved, but links to it are not: %s", manifest.folder, error)
+        logger.warning(
+            "%s is saved, but the links to it could not be updated: %s", manifest.folder, error
+        )
     try:
         check_owner(storage, order.token)
         if storage.can_rename and read_manifest(storage, manifest.folder).number != manifest.number:
-            raise ValueError("it is not what was written")
+            raise ValueError("its manifest is not the one that was written")
         remove_half_written(storage)
         remove_unfinished(storage, order.leftovers - {manifest.folder})
         remove_old(storage, keep=order.keep, damaged=order.damaged, newest=manifest)
     except (EngineError, OSError, ValueError) as error:
-        logger.warning("%s is saved, but older ones are not removed: %s", manifest.folder, error)
+        logger.warning(
+            "%s is saved, but older checkpoints could not be removed: %s", manifest.folder, error
+        )
 
 
 def _wait_for_shares(storage: Storage, order: Commit) -> list[WrittenShare]:
@@ -162,7 +172,7 @@ def _wait_for_shares(storage: Storage, order: Commit) -> list[WrittenShare]:
 
     def say(waited_s: float) -> None:
         logger.warning(
-            "%s: waiting for the share of rank %s, %.0f of %.0f s",
+            "%s: waiting for the share of rank %s (%.0f of %.0f s)",
             *(order.manifest.folder, list_missing(), waited_s, order.timeout_s),
         )
 
@@ -174,15 +184,15 @@ def _wait_for_shares(storage: Storage, order: Commit) -> list[WrittenShare]:
             )
     if not is_in_time:
         raise EngineError(
-            f"{order.manifest.folder}: no share came from rank {list_missing()} in "
+            f"{order.manifest.folder}: rank {list_missing()} wrote no share within "
             f"{order.timeout_s:.0f} s",
-            hint=f"all ranks must see the same folder; is {order.root} shared by all nodes?",
+            hint=f"all ranks must see the same folder; check that all nodes share {order.root}",
         )
     return [shares[rank] for rank in ranks]
 
 
 def _take_place(storage: Storage, folder: str, name: str) -> None:
-    """Give a folder its final name; one that was saved there before goes first."""
+    """Rename a folder to its final name, and remove an earlier checkpoint of that name."""
     old = f"{name}.old-{folder.rpartition('-')[2]}"
     if name in storage.names():
         storage.move(name, old)
@@ -208,8 +218,8 @@ def remove_old(
 ) -> None:
     """Remove all but the `keep` newest checkpoints and the best one, and the links to them.
 
-    Damaged ones stay until there are as many others. The newest is given: an object store may not show it
-    yet.
+    Damaged checkpoints stay until there are `keep` intact ones. `newest` is a parameter because an object
+    store may not list it yet.
     """
     whole = [newest, *find_whole(storage, but=newest.folder)]
     sound = [manifest.step for manifest in whole if manifest.step not in damaged]
@@ -225,9 +235,13 @@ def remove_old(
 
 
 def _remove_step(storage: Storage, manifest: CheckpointManifest) -> None:
-    """Under another name first: what a kill leaves of it is removed later, and looks like no checkpoint."""
+    """Remove a checkpoint.
+
+    Renames its folder first, so that an interrupted removal leaves nothing that looks like a checkpoint.
+    `remove_half_written` removes such folders later.
+    """
     if not storage.can_rename:
-        storage.remove(f"{manifest.folder}/{MANIFEST}")  # which makes it one
+        storage.remove(f"{manifest.folder}/{MANIFEST}")  # without it, the folder is no checkpoint
         storage.remove(manifest.folder)
         return
     gone = f"{manifest.folder}.gone-{manifest.number}"
@@ -236,10 +250,12 @@ def _remove_step(storage: Storage, manifest: CheckpointManifest) -> None:
 
 
 def remove_half_written(storage: Storage, *, but: str = "") -> list[str]:
-    """Remove temporary folders of saves that did not come to their end; return their names.
+    """Remove the temporary folders of interrupted saves, and return their names.
 
-    A checkpoint that was to make place for another of its step, which did not come, is put back. Only the
-    owner of the run may call this. but: the folder of a save under way.
+    If a save was interrupted while it replaced a checkpoint of the same step, the old checkpoint is
+    restored. Only the owner of the run may call this.
+
+    but: the folder of a save in progress, which stays.
     """
     if not storage.can_rename:
         return []
@@ -258,9 +274,10 @@ def remove_half_written(storage: Storage, *, but: str = "") -> list[str]:
 
 
 def find_unfinished(storage: Storage) -> frozenset[str]:
-    """Return folders without a manifest, where nothing can be renamed: saves that were broken off.
+    """Return the folders of interrupted saves in a storage that cannot rename: those without a manifest.
 
-    Ask when the run is taken: later, one may be a whole checkpoint that the store does not show yet.
+    Call this only when the run is locked. Later, such a folder may be a complete checkpoint whose manifest
+    the store does not show yet.
     """
     if storage.can_rename:
         return frozenset()
@@ -268,17 +285,17 @@ def find_unfinished(storage: Storage) -> frozenset[str]:
 
 
 def remove_unfinished(storage: Storage, folders: Collection[str]) -> None:
-    """Remove those of these folders that still have no manifest. Only the owner of the run may call this."""
+    """Remove the given folders that still have no manifest. Only the owner of the run may call this."""
     for folder, state in read_manifests(storage) if folders else ():
         if folder in folders and state == UNFINISHED:
             storage.remove(folder)
 
 
-# The best step. Two are remembered: a new one may be lost before its checkpoint is whole.
+# The best step. The file keeps two, because a new best step may be lost before its checkpoint is complete.
 
 
 def read_best(storage: Storage) -> list[BestStep]:
-    """The best step, and the one before it if the best one's checkpoint may not be there yet."""
+    """Return the best step, and the previous one if the checkpoint of the best step may not exist yet."""
     if storage.size(_BEST_FILE) is None:
         return []
     try:
@@ -288,17 +305,17 @@ def read_best(storage: Storage) -> list[BestStep]:
 
 
 def write_best(storage: Storage, best: BestStep) -> None:
-    """Remember a new best step; the link follows when its checkpoint is whole."""
+    """Record a new best step. Its link is set once its checkpoint is complete."""
     steps = _whole_steps(storage)
     before = [one for one in read_best(storage) if one.step in steps and one.step != best.step]
     kept = [] if best.step in steps else before[:1]
     storage.write(_BEST_FILE, json.dumps([asdict(one) for one in (best, *kept)]).encode())
-    if best.step in _whole_steps(storage):  # maybe since a moment ago
+    if best.step in _whole_steps(storage):  # read again: it may have been completed meanwhile
         storage.point(BEST, f"step-{best.step}")
 
 
 def find_best(storage: Storage) -> BestStep | None:
-    """The best step whose checkpoint is there."""
+    """Return the best step whose checkpoint exists."""
     steps = _whole_steps(storage)
     return next((best for best in read_best(storage) if best.step in steps), None)
 

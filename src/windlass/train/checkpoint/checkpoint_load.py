@@ -1,8 +1,8 @@
-"""Loading of the newest checkpoint that is whole and fits the state.
+"""Loading of the newest checkpoint that is complete and fits the state.
 
 Each candidate is checked before anything is changed: its manifest, the sizes and hashes of its files, and
-whether it fits the state. A checkpoint that fails is logged, and the one before it is tried. Ranks share the
-work of hashing and exchange the faults, so all of them choose the same checkpoint.
+whether it fits the state. If a check fails, this is logged and the next older checkpoint is tried. Ranks
+divide the hashing among themselves and exchange the faults, so all of them choose the same checkpoint.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ _MAX_LISTINGS = 5
 
 FROM_SCRATCH = "to train from scratch, give the run another name, or resume=False (--no-resume)"
 
-# of a whole checkpoint's facts and step; may refuse
+# called with the facts and the step of a complete checkpoint; raises to refuse it
 Check = Callable[[Mapping[str, Any], int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedCheckpoint:
-    """What was loaded, besides what is in the state's objects now."""
+    """Facts about the checkpoint that was loaded into the objects of the state."""
 
     step: int
     epoch: int | None
     facts: Mapping[str, Any]
     folder: str
-    world_size: int  # that saved it
+    world_size: int  # of the training that saved it
     is_rng_restored: (
-        bool  # False: at another world size, generators start anew from seed, step and rank
+        bool  # False at another world size: generators are seeded from seed, step and rank
     )
     damaged: frozenset[int]  # steps of newer checkpoints that cannot be read
 
@@ -72,10 +72,10 @@ def load_checkpoint(
     check: Check | None = None,
     trust: bool = False,
 ) -> LoadedCheckpoint | None:
-    """Load the newest checkpoint that is whole and fits, or the one of `step` and no other.
+    """Load the newest checkpoint that is complete and fits, or only the one of `step`.
 
-    Writes and removes nothing. A training that saves meanwhile may remove what is being read, so this lists
-    the folder again if it could use no checkpoint and the folder has changed.
+    Writes and removes nothing. A training that is saving may remove the checkpoint that is being read. So
+    if no checkpoint could be used and the folder has changed, this lists the folder again.
     """
     load = _Load(storage=storage, context=context, state=state, check=check, trust=trust)
     for _ in range(_MAX_LISTINGS):
@@ -88,7 +88,7 @@ def load_checkpoint(
             return loaded
         if load.list_checkpoints(step) == listed:
             break
-        logger.warning("%s has changed while it was read: looking again", storage.root)
+        logger.warning("%s has changed while it was read: listing it again", storage.root)
     raise SpecError(
         f"no checkpoint in {storage.root} can be used: {' | '.join(refused)}",
         hint=FROM_SCRATCH,
@@ -97,7 +97,7 @@ def load_checkpoint(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Listed:
-    """A folder with a checkpoint's name, and its manifest or what is wrong with it."""
+    """A folder with the name of a checkpoint, and its manifest or the reason why it is not valid."""
 
     folder: str
     step: int
@@ -113,7 +113,7 @@ class _Listed:
         return cls(folder=folder, step=step, manifest=parse_manifest(value, folder), fault="")
 
     def sort_key(self) -> tuple[int, int]:
-        """Sort the newest first, and a folder without a manifest where its step would be."""
+        """Return a key that sorts folders without a manifest first, then the newest checkpoint first."""
         return (-(10**9), -self.step) if self.manifest is None else (-self.manifest.number, 0)
 
 
@@ -128,7 +128,7 @@ class _Load:
     trust: bool
 
     def list_checkpoints(self, step: int | None) -> list[_Listed]:
-        """Return what rank 0 sees, the newest first."""
+        """Return the folders that rank 0 sees, newest first."""
         seen: list[tuple[str, str]] = []
         if self.context.is_main:
             for folder, manifest in (*read_manifests(self.storage), *read_replaced(self.storage)):
@@ -139,7 +139,7 @@ class _Load:
         return sorted(wanted, key=_Listed.sort_key)
 
     def refuse_foreign(self, listed: list[_Listed]) -> None:
-        """Refuse a run, or a checkpoint in it, that another user owns; on every rank."""
+        """Raise SpecError on every rank if another user owns the run or one of these checkpoints."""
         foreign = ""
         if self.context.is_main and not self.trust:
             names = [""]
@@ -148,10 +148,10 @@ class _Load:
                 names += [one.folder, *(f"{one.folder}/{name}" for name in (MANIFEST, *files))]
             foreign = find_foreign(self.storage, names)
         if foreign := self.context.broadcast(foreign):
-            raise SpecError(f"{foreign}: it is not loaded", hint=TRUST_HINT)
+            raise SpecError(f"{foreign}: not loaded", hint=TRUST_HINT)
 
     def load_first(self, listed: list[_Listed]) -> tuple[LoadedCheckpoint | None, list[str]]:
-        """Load the first checkpoint that can be used. Also return why those before it cannot."""
+        """Load the first usable checkpoint. Also return why the ones before it cannot be used."""
         refused: list[str] = []
         damaged: set[int] = set()
         for one in listed:
@@ -165,7 +165,7 @@ class _Load:
             why = "; ".join(faults[:_FAULTS_SHOWN]) + (
                 " ..." if len(faults) > _FAULTS_SHOWN else ""
             )
-            # where nothing can be renamed, a save that was interrupted has a checkpoint's name
+            # in a storage that cannot rename, the folder of an interrupted save has its final name
             if self.storage.can_rename or one.fault != UNFINISHED:
                 refused.append(f"{one.folder}: {why}")
             if self.context.is_main:
@@ -189,7 +189,7 @@ class _Load:
     def _check(
         self, folder: str, manifest: CheckpointManifest
     ) -> tuple[ShareReader | None, list[str]]:
-        """Return a reader if the files are whole, and the faults that all ranks have found."""
+        """Return a reader if the files are intact, and the faults that all ranks have found."""
         context, storage = self.context, self.storage
         faults = find_size_faults(storage, folder, manifest) if context.is_main else []
         faults = context.broadcast(faults)
@@ -205,16 +205,16 @@ class _Load:
         try:
             reader = ShareReader(storage, folder, manifest)
             faults = find_faults(self.state, reader.contents)
-        except Exception as error:  # noqa: BLE001 - whatever DCP raises for files of another version
+        except Exception as error:  # noqa: BLE001 - anything that DCP raises for files of another version
             faults = [_unreadable(error)]
         return reader, self._gather_faults(faults)
 
     def _gather_faults(self, own: list[str]) -> list[str]:
-        """Return the faults that any rank has found, each once."""
+        """Return the faults that the ranks have found, without duplicates."""
         return list(dict.fromkeys(fault for faults in self.context.gather(own) for fault in faults))
 
     def _read(self, folder: str, manifest: CheckpointManifest, reader: ShareReader) -> list[str]:
-        """Read everything into the state, once every rank has read it. Return why that failed, if it did."""
+        """Read the checkpoint, and restore the state if every rank could read it. Return the faults."""
         others: dict[str, Any] = {}
         refusal, faults = "", []
         try:
@@ -257,4 +257,4 @@ def _unreadable(error: Exception) -> str:
 
 def _list_steps(storage: Storage) -> str:
     folders = [folder for folder, _ in read_manifests(storage)]
-    return f"there are {', '.join(folders)}" if folders else "it has no checkpoint at all"
+    return f"there are {', '.join(folders)}" if folders else "it contains no checkpoint"

@@ -1,7 +1,7 @@
 """Manifest of a checkpoint: its files with their sizes and hashes, and the facts saved with it.
 
-A checkpoint is whole when its manifest exists and every file has the size and the hash that the manifest
-lists. Threads hash files in parallel, because hashlib releases the GIL. Knows neither ranks nor plans.
+A checkpoint is complete when its manifest exists and every file has the size and the hash that the manifest
+lists. Threads hash files in parallel, because hashlib releases the GIL.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointManifest:
-    """What makes a folder a checkpoint."""
+    """Manifest of a checkpoint. A folder without one is not a checkpoint."""
 
     step: int
     epoch: int | None
     number: (
-        int  # of this save among all of its run: a later one has a higher number, whatever its step
+        int  # of this save within the run: a later save has a higher number, regardless of its step
     )
     attempt: int
     world_size: int
@@ -57,12 +57,12 @@ class CheckpointManifest:
 
 
 def write_manifest(storage: Storage, folder: str, manifest: CheckpointManifest) -> None:
-    """Make a folder whole."""
+    """Write the manifest, which makes the folder a complete checkpoint."""
     storage.write(f"{folder}/{MANIFEST}", json.dumps(asdict(manifest), indent=1).encode())
 
 
 def read_manifest(storage: Storage, folder: str) -> CheckpointManifest:
-    """A folder's manifest. Raises ValueError, which says what is wrong with it."""
+    """Return the manifest of a folder. Raises ValueError with the reason if it is not valid."""
     try:
         values = json.loads(storage.read(f"{folder}/{MANIFEST}"))
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def read_manifest(storage: Storage, folder: str) -> CheckpointManifest:
 
 
 def parse_manifest(values: Any, folder: str) -> CheckpointManifest:
-    """Return the manifest that a folder's JSON says. Raises ValueError."""
+    """Return the manifest from its JSON values. Raises ValueError if it is not valid."""
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise ValueError(f"its {MANIFEST} is not of format {FORMAT}: another program wrote it")
     try:
@@ -91,22 +91,22 @@ def _find_fault(manifest: CheckpointManifest, folder: str) -> str:
     if not all(type(number) is int for number in numbers):
         return "its step, number, attempt and world size are not whole numbers"
     if manifest.folder != folder.partition(".")[0]:
-        return f"it is of {manifest.folder}"
+        return f"it belongs to {manifest.folder}"
     if not isinstance(manifest.facts, dict):
-        return "its facts are no table"
+        return "its facts are not a table"
     for name, facts in manifest.files.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
-            return f"it names {name!r:.80}, which is outside of it"
+            return f"it lists {name!r:.80}, which is outside of the folder"
         if type(facts.size) is not int or not isinstance(facts.sha256, str):
-            return f"the size or the hash of {name!r:.80} is none"
+            return f"the size or the hash of {name!r:.80} is not valid"
     return ""
 
 
 def read_manifests(
     storage: Storage, *, but: str = ""
 ) -> Iterator[tuple[str, CheckpointManifest | str]]:
-    """Yield every folder with a checkpoint's name, with its manifest or what is wrong with it."""
+    """Yield the folders named like a checkpoint, with the manifest or the reason why it is not valid."""
     for folder in storage.names():
         if STEP_FOLDER.fullmatch(folder) and folder != but:
             try:
@@ -116,7 +116,7 @@ def read_manifests(
 
 
 def read_replaced(storage: Storage) -> Iterator[tuple[str, CheckpointManifest]]:
-    """Yield checkpoints that made place for another of their step, which is not there (yet)."""
+    """Yield checkpoints that a save moved aside to replace, while the new one does not exist yet."""
     names = set(storage.names())
     for folder in sorted(names):
         match = HALF_WRITTEN.fullmatch(folder)
@@ -126,9 +126,10 @@ def read_replaced(storage: Storage) -> Iterator[tuple[str, CheckpointManifest]]:
 
 
 def find_whole(storage: Storage, *, but: str = "") -> list[CheckpointManifest]:
-    """Return the checkpoints that have a manifest, the newest first; their files are not looked at.
+    """Return the checkpoints that have a manifest, newest first. Their files are not checked.
 
-    but: a folder that is not even asked for, since a store may remember that it had no manifest.
+    but: a folder to leave out without reading its manifest. An object store may cache that the manifest
+    does not exist.
     """
     manifests = [
         manifest
@@ -139,7 +140,7 @@ def find_whole(storage: Storage, *, but: str = "") -> list[CheckpointManifest]:
 
 
 def find_size_faults(storage: Storage, folder: str, manifest: CheckpointManifest) -> list[str]:
-    """Return the files of a folder that are missing, too short or too long."""
+    """Return a message for each file of a folder that is missing, too short or too long."""
     faults = []
     for name, facts in manifest.files.items():
         size = storage.size(f"{folder}/{name}")
@@ -153,7 +154,7 @@ def find_size_faults(storage: Storage, folder: str, manifest: CheckpointManifest
 def find_hash_faults(
     storage: Storage, folder: str, manifest: CheckpointManifest, files: Sequence[str]
 ) -> list[str]:
-    """Return those of these files whose content is not what was written."""
+    """Return a message for each of these files that is unreadable or whose content has changed."""
 
     def check(name: str) -> str | None:
         try:
@@ -171,7 +172,7 @@ def find_hash_faults(
 
 
 def hash_file(storage: Storage, name: str) -> str:
-    """A file's SHA-256, in hex."""
+    """Return the SHA-256 hash of a file as hex digits."""
     digest = hashlib.sha256()
     with storage.open(name, "rb") as stream:
         while chunk := stream.read(_READ_BYTES):

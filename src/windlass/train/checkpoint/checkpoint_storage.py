@@ -1,12 +1,13 @@
 """Storage of checkpoints: a folder of this machine or an fsspec URL, with the same methods.
 
-Names are relative to the root, with slashes. A local folder is renamed into place. An object store cannot
-rename, so there a checkpoint is written under its final name, and its manifest, written last, makes it whole.
-Used in the trainer and in its writer process.
+Names are relative to the root and use slashes. A folder in a file system is renamed to its final name. An
+object store cannot rename, so a checkpoint there is written under its final name. Its manifest is written
+last and makes it complete. The trainer and its writer process both use this module.
 
-A run in a shared folder may have been made by any user of the machine: `find_foreign` finds what others own.
-Files of this user and of root are accepted, and so is the owner that the file system gives to new files of
-this process, because network file systems map users. Object stores have no owners; the bucket's rules apply.
+Any user of the machine may have created a run in a shared folder. `find_foreign` finds paths that other users
+own. It accepts files of this user and of root. It also accepts the owner that the file system gives to new
+files of this process, because network file systems map users. Object stores have no owners, so only the
+rules of the bucket apply there.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _ROOT = 0
 
 
 def open_storage(root: str | os.PathLike[str]) -> Storage:
-    """The place that a path or an fsspec URL names."""
+    """Return the storage for a path or an fsspec URL."""
     text = os.fspath(root)
     return UrlStorage(text) if "://" in text else FolderStorage(text)
 
 
 def find_free_name(root: str) -> str:
-    """Return a root beside this one that is not in use: runs/a.old-1, runs/a.old-2 and so on."""
+    """Return the first unused root among runs/a.old-1, runs/a.old-2 and so on, for the root runs/a."""
     number = 1
     while open_storage(f"{root}.old-{number}").names():
         number += 1
@@ -44,7 +45,7 @@ class FolderStorage:
     """A folder of a file system."""
 
     can_rename = True  # a folder gets its final name atomically
-    is_of_this_process = False  # other processes see it, the writer process too
+    is_of_this_process = False  # other processes can access it, including the writer process
 
     def __init__(self, root: str) -> None:
         self.root = str(Path(root).absolute())
@@ -56,24 +57,24 @@ class FolderStorage:
         self._root.mkdir(parents=True, exist_ok=True)
 
     def move_root(self, new_root: str) -> None:
-        """Rename the root folder; this object then names a root that does not exist."""
+        """Rename the root folder. The root of this object then does not exist."""
         self._root.rename(new_root)
         _sync_folder(self._root.parent)
 
     def make_folder(self, name: str) -> None:
-        """Create a folder in the root, which must exist; an object store has nothing to create."""
+        """Create a folder in the root, which must exist. An object store creates nothing."""
         (self._root / name).mkdir(exist_ok=True)
 
     def has_folder(self, name: str) -> bool:
-        """Return whether a folder exists; always True in an object store, which has none."""
+        """Return whether a folder exists. An object store has no folders and always returns True."""
         return (self._root / name).is_dir()
 
     @contextlib.contextmanager
     def open(self, name: str, mode: str) -> Iterator[IO[bytes]]:
         """Open a file for reading ("rb") or writing ("wb").
 
-        Writing creates at most a subfolder of an existing folder: a folder that something else
-        has removed is an error, never a new and empty one.
+        Writing creates at most a subfolder of an existing folder. If the folder itself was removed,
+        this raises instead of creating an empty one.
         """
         path = self._root / name
         if "w" in mode:
@@ -86,7 +87,7 @@ class FolderStorage:
             path.parent.mkdir(exist_ok=True)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a small file, whose new content then exists as a whole or not at all."""
+        """Write a small file atomically."""
         path = self._root / name
         self._make_parent(path)
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -104,18 +105,18 @@ class FolderStorage:
         _sync_folder(path.parent)
 
     def read(self, name: str) -> bytes:
-        """Return a small file's content."""
+        """Return the content of a small file."""
         return (self._root / name).read_bytes()
 
     def names(self) -> list[str]:
-        """Return the names of what lies directly in the root."""
+        """Return the names of the files, links and folders directly in the root."""
         try:
             return sorted(os.listdir(self._root))
         except FileNotFoundError:
             return []
 
     def size(self, name: str) -> int | None:
-        """Return a file's size, or None if there is no such file."""
+        """Return the size of a file, or None if it does not exist."""
         try:
             return (self._root / name).stat().st_size
         except OSError:
@@ -131,7 +132,7 @@ class FolderStorage:
         (self._root / name).replace(self._root / new_name)
 
     def remove(self, name: str) -> None:
-        """Remove a file, a link or a folder with all in it; nothing happens if it is not there."""
+        """Remove a file, a link or a folder with its contents, if it exists."""
         path = self._root / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -139,18 +140,18 @@ class FolderStorage:
             path.unlink(missing_ok=True)
 
     def point(self, name: str, target: str) -> None:
-        """Let `name` be a link to the folder `target` beside it, or a file with the target's name."""
+        """Make `name` a link to its sibling folder `target`, or a file that contains the target's name."""
         link = self._root / f".{name}.{os.getpid()}.link"
         link.unlink(missing_ok=True)
         try:
             link.symlink_to(target)
             link.replace(self._root / name)
-        except OSError:  # no links here (some mounts of object stores)
+        except OSError:  # the file system has no links, like some mounts of object stores
             link.unlink(missing_ok=True)
             self.write(name, target.encode())
 
     def target(self, name: str) -> str | None:
-        """Return the folder that a link names, or None if there is no such link."""
+        """Return the target of a link, or None if the link does not exist."""
         path = self._root / name
         if path.is_symlink():
             return os.readlink(path)
@@ -158,7 +159,7 @@ class FolderStorage:
 
 
 class UrlStorage:
-    """What an fsspec URL names: s3://bucket/folder, memory://folder, file:///folder."""
+    """Storage at an fsspec URL, such as s3://bucket/folder, memory://folder or file:///folder."""
 
     can_rename = False
 
@@ -167,30 +168,30 @@ class UrlStorage:
             fsspec: Any = importlib.import_module("fsspec")
         except ModuleNotFoundError as error:
             raise SpecError(
-                f"a checkpoint folder with a URL ({root}) needs fsspec, which is not installed here",
+                f"a checkpoint folder with a URL ({root}) needs fsspec, which is not installed",
                 hint="pip install fsspec (and s3fs for s3://), or give a local path",
             ) from error
         self.root = root.rstrip("/")
         self._files: Any
         try:
             self._files, self._prefix = fsspec.core.url_to_fs(self.root)
-        except (ImportError, ValueError) as error:  # no driver for it, or no such scheme
+        except (ImportError, ValueError) as error:  # missing driver or unknown scheme
             raise SpecError(f"fsspec cannot open {root}: {error}") from error
         self.is_of_this_process = self.root.startswith("memory://")
         is_local = self.root.startswith(("file://", "local://"))
         self.local_path = Path(self._prefix) if is_local else None
 
     def make_root(self) -> None:
-        """Do nothing: the first object makes its folder."""
+        """Do nothing, because an object store creates folders with their first object."""
 
     def move_root(self, new_root: str) -> None:
         self._files.invalidate_cache()
         self._files.mv(self._prefix, self._files._strip_protocol(new_root), recursive=True)  # noqa: SLF001
 
     def make_folder(self, name: str) -> None:
-        """Do nothing: the first object makes its folder."""
+        """Do nothing, because an object store creates folders with their first object."""
 
-    def has_folder(self, name: str) -> bool:  # noqa: ARG002 - as in a folder's storage
+    def has_folder(self, name: str) -> bool:  # noqa: ARG002 - same signature as FolderStorage
         return True
 
     def _path(self, name: str) -> str:
@@ -253,7 +254,7 @@ Storage: TypeAlias = FolderStorage | UrlStorage
 
 
 def _sync_folder(path: Path) -> None:
-    """Let a rename in this folder outlive a power cut; not every file system can."""
+    """Make renames in this folder survive a power failure, if the file system supports that."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -263,7 +264,10 @@ def _sync_folder(path: Path) -> None:
 
 
 def find_foreign(storage: Storage, names: Iterable[str]) -> str:
-    """Return which of these names under the root (empty: the root) another user owns, and who; or ""."""
+    """Return an error message for the first name that another user owns, or "" if there is none.
+
+    Names are relative to the root, and "" is the root itself.
+    """
     root = storage.local_path
     if root is None:
         return ""
@@ -281,7 +285,7 @@ def find_foreign(storage: Storage, names: Iterable[str]) -> str:
 
 
 def _owners(path: Path) -> set[int]:
-    """Return the owner of a path, and of the link that it may be; none if it is not there."""
+    """Return the owners of a path: of a link and of its target. Empty if the path does not exist."""
     owners = set()
     for follow in (False, True):
         with contextlib.suppress(OSError):
@@ -290,7 +294,7 @@ def _owners(path: Path) -> set[int]:
 
 
 def _probe(folder: Path) -> set[int]:
-    """Return the owner that the file system gives to a file of this process."""
+    """Return the owner that the file system gives to new files of this process."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             return {os.fstat(file.fileno()).st_uid}

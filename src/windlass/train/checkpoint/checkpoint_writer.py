@@ -1,16 +1,18 @@
-"""Who writes a rank's share: a thread of the trainer, or a process beside it while training goes on.
+"""Writers of a rank's share: a thread of the trainer, or a separate process that runs during training.
 
-Both take a share (and rank 0's commit) and return a future that ends when it is written. `ThreadWriter`
-reads the tensors where they are, so nobody may change them before its end. Called by checkpoints.py only.
+Both take a share (and on rank 0 the commit) and return a future that is done when the share is written.
+`ThreadWriter` reads the tensors in place, so they must not change until then. Only checkpoints.py uses this
+module.
 
-`ProcessWriter` copies them first, into one piece of memory that it shares with its process: a memory file,
-which needs no room in /dev/shm and goes away with the processes, however they end. On GPUs it is pinned, and
-what an optimizer of the state will change next is copied on a stream of its own beside the next forward and
-backward pass; the optimizer's step waits for the end of the copy on the GPU, the host does not wait at all.
+`ProcessWriter` first copies the tensors into memory that it shares with its process. This is a memory file:
+it needs no space in /dev/shm, and the system frees it when the processes end, however they end. With CUDA
+tensors, this memory is pinned. Tensors that an optimizer changes in its next step are copied on a separate
+CUDA stream, in parallel to the next forward and backward pass. The optimizer's step waits for this copy on
+the GPU, and the host does not wait at all.
 
-The process is a program of its own (`main`): not a fork, since the trainer has threads and CUDA, and not
-multiprocessing's spawn, which would run the user's script again. It ends with its trainer, whatever ends
-that; a save that is under way then is lost, and no other. It uses no CUDA and no process group.
+The process runs `main`. It is not a fork, because the trainer has threads and CUDA. It does not use
+multiprocessing's spawn, which would run the user's script again. It ends when its trainer ends, for any
+reason. Then the save in progress is lost, and no other. The process uses no CUDA and no process group.
 """
 
 from __future__ import annotations
@@ -48,23 +50,23 @@ _ALIGN_BYTES = 64
 _GROW_BYTES = 2 << 20
 
 Data = Mapping[MetadataIndex, torch.Tensor | bytes]
-# the trainer may save once more; a terminal sends them to all
-_OF_TRAINER = (signal.SIGINT, signal.SIGTERM)
+# Only the trainer handles these signals, and it may save once more. A terminal sends them to all processes.
+_TRAINER_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _START = (
-    f"import signal; numbers = {tuple(map(int, _OF_TRAINER))}; "
+    f"import signal; numbers = {tuple(map(int, _TRAINER_SIGNALS))}; "
     "[signal.signal(number, signal.SIG_IGN) for number in numbers]; "
     "signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers); "
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from windlass.train.checkpoint.checkpoint_writer import main; main(sys.argv[2:])"
 )
 _END_S = 5.0
-_LOOK_EVERY_S = 0.5
+_POLL_S = 0.5
 _NICE = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedTensor:
-    """Where a tensor lies in the memory that is shared."""
+    """Position of a tensor in the shared memory."""
 
     offset: int
     num_bytes: int
@@ -76,7 +78,7 @@ Staged = dict[MetadataIndex, StagedTensor | bytes]
 
 
 def read_staged(file: int, size: int, staged: Staged) -> dict[MetadataIndex, torch.Tensor | bytes]:
-    """The tensors in a shared memory file, without copying them."""
+    """Return the tensors in a shared memory file, without copying them."""
     memory = mmap.mmap(file, size)
     return {
         index: place
@@ -91,7 +93,7 @@ def read_staged(file: int, size: int, staged: Staged) -> dict[MetadataIndex, tor
 
 
 class StagingMemory:
-    """Shared memory as large as the largest share so far."""
+    """Shared memory, as large as the largest share so far."""
 
     def __init__(self) -> None:
         self.file = _make_memory_file()
@@ -106,7 +108,7 @@ class StagingMemory:
         ] = {}  # optimizers whose step waits for the copy, and their hooks
 
     def grow(self, num_bytes: int, *, is_pinned: bool) -> None:
-        """Have room for that many bytes."""
+        """Enlarge the memory to at least that many bytes."""
         if num_bytes <= self.size and (self._was_pinning_tried or not is_pinned):
             return
         self._unpin()
@@ -117,7 +119,7 @@ class StagingMemory:
             self._pin()
 
     def prepare(self, data: Data) -> None:
-        """Have room for such a share, and touch it, since the first copy into new memory is slow."""
+        """Enlarge the memory for such a share, and touch it, since a first copy into new memory is slow."""
         is_cuda = any(value.is_cuda for value in data.values() if isinstance(value, torch.Tensor))
         self.grow(_end(_lay_out(data)), is_pinned=is_cuda)
         if not self._is_pinned:
@@ -126,7 +128,7 @@ class StagingMemory:
     def stage(
         self, data: Data, optimizers: Iterable[Optimizer]
     ) -> tuple[Staged, Callable[[], None]]:
-        """Copy a share. Where it lies then, and what waits until the copy is done."""
+        """Copy a share. Return its positions, and a function that waits until the copy is done."""
         staged = _lay_out(data)
         tensors = [value for value in data.values() if isinstance(value, torch.Tensor)]
         is_cuda = any(tensor.is_cuda for tensor in tensors)
@@ -146,7 +148,7 @@ class StagingMemory:
         return staged, self._copy_beside(on_side) if is_cuda else _nothing
 
     def _copy_beside(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
-        """Copy these on a stream of their own, after all that is queued now."""
+        """Copy these on a separate stream, after all work that is queued on the current stream."""
         if self._stream is None:
             self._stream = torch.cuda.Stream()
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -159,12 +161,12 @@ class StagingMemory:
 
         def wait() -> None:
             copied.synchronize()
-            pairs.clear()  # until here they kept their memory
+            pairs.clear()  # the references kept the memory of the tensors alive until now
 
         return wait
 
     def _guard(self, optimizers: Iterable[Optimizer]) -> frozenset[int]:
-        """Let the next step of these wait for the copy; the storages of all that they change in it."""
+        """Make the optimizers' next step wait for the copy. Return the storages that the step changes."""
         storages: set[int] = set()
         for optimizer in optimizers:
             if id(optimizer) not in self._guarded:
@@ -188,7 +190,8 @@ class StagingMemory:
         self._is_pinned = int(code) == 0
         if not self._is_pinned:
             logger.warning(
-                "no pinned memory for checkpoints (CUDA error %s): saves stall longer", code
+                "cannot pin memory for checkpoints (CUDA error %s): saves pause training longer",
+                code,
             )
 
     def _unpin(self) -> None:
@@ -197,7 +200,7 @@ class StagingMemory:
             self._is_pinned = False
 
     def close(self) -> None:
-        """Give the memory back; the optimizers are left as they were."""
+        """Free the memory, and remove the hooks of the optimizers."""
         for hook in self._guarded.values():
             hook.remove()
         self._guarded.clear()
@@ -209,7 +212,7 @@ class StagingMemory:
 
 
 def _nothing() -> None:
-    """The copy is done already."""
+    """Do nothing, because a copy without CUDA is already done."""
 
 
 def _lay_out(data: Data) -> Staged:
@@ -242,15 +245,15 @@ def _storage(tensor: torch.Tensor) -> int:
 def _make_memory_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("windlass-checkpoint", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:  # not Linux: a file that has no name
+    with tempfile.TemporaryFile() as file:  # not Linux: use a file without a name
         return os.dup(file.fileno())
 
 
 class ThreadWriter:
-    """Writes in a thread of this process."""
+    """Writer that uses a thread of this process."""
 
     def start(self, share: Share, order: Commit | None, data: Data) -> Future[None]:
-        """Begin to write. The tensors must stay as they are until the future's end."""
+        """Start writing. The tensors must not change until the future is done."""
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
 
@@ -263,10 +266,13 @@ class ThreadWriter:
 
 
 class ProcessWriter:
-    """Writes in a process that is kept from save to save; one save at a time."""
+    """Writer that uses one process for all saves, one save at a time."""
 
     def __init__(self, lock_file: int | None = None) -> None:
-        """lock_file: of the run, which stays locked until this process has ended as well."""
+        """Create a writer that starts its process later.
+
+        lock_file: the lock of the run. The run stays locked until the writer process has ended as well.
+        """
         self.memory = StagingMemory()
         self._lock_file = lock_file
         self._process: subprocess.Popen[bytes] | None = None
@@ -274,17 +280,17 @@ class ProcessWriter:
 
     @property
     def process_id(self) -> int | None:
-        """Of the writer process; None if it does not run."""
+        """Process id of the writer process, or None if it is not running."""
         is_there = self._process is not None and self._process.poll() is None
         return self._process.pid if self._process is not None and is_there else None
 
     def begin(self) -> None:
-        """Start the process, unless it runs: it needs seconds to import torch, which nobody waits for."""
+        """Start the process if needed. Does not wait, because importing torch takes it seconds."""
         if self.process_id is not None:
             return
         self._close_connection()
         ours, theirs = Pipe()
-        with theirs, _blocked(_OF_TRAINER):
+        with theirs, _blocked(_TRAINER_SIGNALS):
             files = (theirs.fileno(), self.memory.file)
             self._process = subprocess.Popen(
                 [
@@ -300,7 +306,7 @@ class ProcessWriter:
     def start(
         self, share: Share, order: Commit | None, data: Data, optimizers: Iterable[Optimizer]
     ) -> Future[None]:
-        """Copy the data, and have them written. Training may go on at once."""
+        """Copy the data and let the process write the copy. Training can continue immediately."""
         self.begin()
         staged, wait_for_copy = self.memory.stage(data, optimizers)
         request = WriteRequest(share=share, commit=order, size=self.memory.size, staged=staged)
@@ -311,7 +317,7 @@ class ProcessWriter:
                 error = self._ask(request)
             except (EOFError, OSError):
                 error = f"the process that writes checkpoints {self._describe_end()}"
-                # the process itself could not record why
+                # the process could not record the failure itself
                 record_failure(share.root, share.folder, share.rank, error)
             if error:
                 raise EngineError(error)
@@ -326,7 +332,7 @@ class ProcessWriter:
 
     def _describe_end(self) -> str:
         if self._process is None:
-            return "does not run"
+            return "is not running"
         try:
             code = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -336,14 +342,14 @@ class ProcessWriter:
         )
 
     def kill(self) -> None:
-        """End the process, whatever it does; the save under way is lost, the next one starts another."""
+        """Kill the process. The save in progress is lost, and the next save starts a new process."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def close(self) -> None:
-        """End the process, which must be idle, and give the memory back."""
+        """End the process, which must be idle, and free the memory."""
         self._close_connection()
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -359,7 +365,7 @@ class ProcessWriter:
 
 @contextlib.contextmanager
 def _blocked(numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    """Hold signals back, also from a process that is started meanwhile, until it lets them in."""
+    """Block signals in this thread, and in a process that is started meanwhile until it unblocks them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -368,13 +374,13 @@ def _blocked(numbers: Iterable[signal.Signals]) -> Iterator[None]:
 
 
 def run_aside(work: Callable[[], None]) -> Future[None]:
-    """Run this in a thread that nobody waits for at the interpreter's end."""
+    """Run a function in a daemon thread, which the interpreter does not wait for when it exits."""
     future: Future[None] = Future()
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
     def run() -> None:
         try:
-            if device is not None:  # a new thread is on GPU 0, whichever its rank has
+            if device is not None:  # a new thread uses GPU 0, not the GPU of its rank
                 torch.cuda.set_device(device)
             work()
         except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
@@ -388,7 +394,7 @@ def run_aside(work: Callable[[], None]) -> Future[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteRequest:
-    """A save as the writer process gets it: the data are in the shared memory."""
+    """Request to the writer process for one save, whose data are in the shared memory."""
 
     share: Share
     commit: Commit | None
@@ -397,7 +403,10 @@ class WriteRequest:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve the trainer: the numbers of the connection, of the shared memory and of its process are given."""
+    """Serve the trainer.
+
+    arguments: the file numbers of the connection and of the shared memory, and the trainer's process id.
+    """
     connection_file, memory_file, trainer = (int(argument) for argument in arguments)
     threading.Thread(target=_end_with, args=(trainer,), daemon=True).start()
     os.nice(_NICE)
@@ -406,10 +415,10 @@ def main(arguments: list[str]) -> None:
     while True:
         try:
             data = connection.recv_bytes()
-        except (EOFError, ConnectionResetError):  # or the trainer was killed: it is reset then
-            os._exit(0)  # all is written; taking torch apart would keep the trainer waiting
+        except (EOFError, ConnectionResetError):  # reset if the trainer was killed
+            os._exit(0)  # everything is written, and a normal exit of torch would delay the trainer
         try:
-            answer = _serve(pickle.loads(data), memory_file)  # noqa: S301 - the trainer's own
+            answer = _serve(pickle.loads(data), memory_file)  # noqa: S301 - sent by the trainer
         except EngineError as error:
             answer = str(error)
         except Exception as error:  # noqa: BLE001 - reported to the trainer
@@ -425,8 +434,8 @@ def _serve(request: WriteRequest, memory_file: int) -> str:
 
 
 def _end_with(trainer: int) -> None:
-    """End this process when its trainer has ended: forks of it may hold the connection open."""
+    """Exit when the trainer has ended. Its forks may keep the connection open, so this polls the parent."""
     never = threading.Event()
     while os.getppid() == trainer:
-        never.wait(_LOOK_EVERY_S)
+        never.wait(_POLL_S)
     os._exit(1)

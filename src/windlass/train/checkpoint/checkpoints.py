@@ -1,11 +1,11 @@
-"""Checkpoints of a training: saved by all ranks together, whole or not there, loaded at any world size.
+"""Checkpoints of a training: saved atomically by all ranks together, and loaded at any world size.
 
     checkpoints = Checkpoints(out / run)
-    loaded = checkpoints.load({"model": model, "optimizer": optimizer})      # None: nothing there yet
+    loaded = checkpoints.load({"model": model, "optimizer": optimizer})      # None: no checkpoint yet
     checkpoints.save({"model": model, "optimizer": optimizer}, step=40, facts={"seed": 0})
 
-A folder looks like `step-40/rank-0/...` with one `manifest.json`; `latest`, `best` and `epoch-3` point to
-such folders. Called by trainers and by people with loops of their own.
+A checkpoint is a folder like `step-40/rank-0/...` with one `manifest.json`. `latest`, `best` and `epoch-3`
+point to such folders. Trainers and hand-written training loops use this module.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from windlass.waiting import wait_until
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S = 1800.0  # for one save to be whole
-_FAILURES_ACCEPTED = 1  # saves in a row that may fail before a training ends because of it
+TIMEOUT_S = 1800.0  # limit for one save to be complete
+_FAILURES_ACCEPTED = 1  # consecutive failed saves that a training tolerates
 _LONG_WAIT_S = 1.0
-_SHOWN_WITHIN_S = 10.0  # a network file system may show a new file a little later
+_SHOWN_WITHIN_S = 10.0  # a network file system may show a new file with a delay
 _SHARED_HINT = (
     "checkpoints need a folder that all nodes share: mount a claim (--volume CLAIM:/out), or write to "
-    "a URL (--out s3://BUCKET/FOLDER); --checkpoint-every 0 trains without"
+    "a URL (--out s3://BUCKET/FOLDER); --checkpoint-every 0 trains without checkpoints"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Saving:
-    """A save under way."""
+    """A save in progress."""
 
     step: int
     folder: str
@@ -71,7 +71,10 @@ class _Saving:
 
 
 class Checkpoints:
-    """The checkpoints of one run. All ranks call its methods together, close() and the properties apart."""
+    """The checkpoints of one run.
+
+    All ranks must call its methods together, except `close` and the properties.
+    """
 
     def __init__(
         self,
@@ -83,16 +86,16 @@ class Checkpoints:
         timeout_s: float = TIMEOUT_S,
         trust_checkpoint: bool = False,
     ) -> None:
-        """Checkpoints in a folder that all ranks see: a path or an fsspec URL.
+        """Use the checkpoints in a folder that all ranks share: a path or an fsspec URL.
 
-        keep: so many of the newest stay; the best one stays besides.
-        is_async: write in a process of its own, which costs a copy of this rank's share in host memory.
-        timeout_s: how long a save may take from its start until it is whole.
+        keep: number of newest checkpoints to keep, in addition to the best one.
+        is_async: write in a separate process, which needs host memory for a copy of this rank's share.
+        timeout_s: maximum duration of a save, from its start until it is complete.
         trust_checkpoint: accept a run that another user owns, and save and load objects that need pickle.
-        Only then can loading run code of whoever wrote the checkpoint.
+        Only then can loading run code from the checkpoint.
         """
         if keep < 1:
-            raise SpecError(f"keep={keep}: at least one checkpoint must stay")
+            raise SpecError(f"keep={keep}: must be at least 1")
         self._context = context if context is not None else get_context()
         self._storage = open_storage(folder)
         self._keep = keep
@@ -112,13 +115,15 @@ class Checkpoints:
         self._has_warned_of_wait = False
         self._num_written = 0
         self._best_to_mark: BestStep | None = None
-        self._damaged: frozenset[int] = frozenset()  # steps that were passed over by the last load
+        self._damaged: frozenset[int] = frozenset()  # steps that loading skipped as damaged
 
     def claim(self, *, fresh: bool = False) -> None:
-        """Become the one training that writes to this run; the first save does so as well.
+        """Lock the run, so that no other training writes to it. The first save calls this as well.
 
-        Refuses a run that another training writes to, one that another user owns, and a folder that is
-        not the same on all nodes. fresh: move what an earlier training left there aside.
+        Raises SpecError if another training writes to the run, if another user owns it, or if the folder
+        is not the same on all nodes.
+
+        fresh: rename the folder first if it contains files of an earlier training.
         """
         if self._is_shared:
             return
@@ -129,7 +134,7 @@ class Checkpoints:
             except (SpecError, EngineError) as error:
                 refusal = (error.message, error.hint)
             except OSError as error:
-                refusal = (f"{self._storage.root} cannot be written: {error}", _SHARED_HINT)
+                refusal = (f"cannot write to {self._storage.root}: {error}", _SHARED_HINT)
         refusal = self._context.broadcast(refusal)
         if refusal is not None:
             raise SpecError(refusal[0], hint=refusal[1])
@@ -137,7 +142,7 @@ class Checkpoints:
         self._is_shared = True
 
     def refuse_foreign(self) -> None:
-        """Raise SpecError on all ranks if another user owns the run; claim() and load() do so as well."""
+        """Raise SpecError on all ranks if another user owns the run. `claim` and `load` check this too."""
         foreign = ""
         if self._context.is_main and not self._trust:
             foreign = find_foreign(self._storage, [""])
@@ -153,19 +158,24 @@ class Checkpoints:
         if fresh and not is_own and any(not n.startswith(".") for n in self._storage.names()):
             aside = find_free_name(self._storage.root)
             self._storage.move_root(aside)
-            logger.warning("%s was of an earlier training: moved to %s", self._storage.root, aside)
+            logger.warning(
+                "%s belonged to an earlier training: moved to %s", self._storage.root, aside
+            )
             lock.close()
             lock = self._lock_run()
         self._lock, self._release = lock, weakref.finalize(self, lock.close)
         for name in remove_half_written(self._storage):
-            logger.info("%s/%s was not written to its end: removed", self._storage.root, name)
+            logger.info("removed %s/%s, which is incomplete", self._storage.root, name)
         self._leftovers = find_unfinished(self._storage)
         whole = find_whole(self._storage)
         self._number = whole[0].number if whole else 0
         self._safe_step = whole[0].step if whole else None
 
     def _check_shared(self) -> None:
-        """Refuse a folder that is not the same on all nodes, before a save would wait for files in vain."""
+        """Raise SpecError if the folder is not the same on all nodes.
+
+        Otherwise a save would wait for files that never appear.
+        """
         storage, context = self._storage, self._context
         if context.world_size == 1:
             return
@@ -177,14 +187,14 @@ class Checkpoints:
                 error = str(refused)
         name, error = context.broadcast((name, error))
         if error:
-            raise SpecError(f"{storage.root} cannot be written: {error}", hint=_SHARED_HINT)
+            raise SpecError(f"cannot write to {storage.root}: {error}", hint=_SHARED_HINT)
         is_seen = wait_until(lambda: storage.size(name) is not None, timeout_s=_SHOWN_WITHIN_S)
-        blind = [node for node, sees in context.gather((context.node, is_seen)) if not sees]
+        without = [node for node, sees in context.gather((context.node, is_seen)) if not sees]
         if context.is_main:
             storage.remove(name)
-        if blind:
+        if without:
             raise SpecError(
-                f"{storage.root} is not the same folder on node {blind[0]} as where rank 0 is",
+                f"{storage.root} on node {without[0]} is not the same folder as on the node of rank 0",
                 hint=_SHARED_HINT,
             )
 
@@ -204,15 +214,16 @@ class Checkpoints:
         block: bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        """Save the state as step-S; with `epoch`, epoch-E points to it.
+        """Save the state as step-S. With `epoch`, epoch-E points to it.
 
-        Asynchronous saves return when the state is copied, and there is one at a time: the next waits for
-        it. If one failed, the next says so and goes on; if two in a row did, it raises. With `block` (and
-        always where saves are not asynchronous) this returns when the checkpoint is whole, and raises if it
-        is not in `timeout_s`. The first save of a run, and the first after a restart, is waited for as well:
-        until it is whole, a crash loses everything.
+        An asynchronous save returns when the state is copied. Only one runs at a time, so the next one waits
+        for it. If a save failed, the next one logs that and continues. If two in a row failed, it raises.
+
+        With `block`, and always if saves are not asynchronous, this waits until the checkpoint is complete.
+        It raises if that takes longer than `timeout_s`. This also waits for the first save of a run and the
+        first save after a restart: until it is complete, a crash would lose everything.
         """
-        was_announced = self._context.preemption.is_announced  # before other ranks are waited for
+        was_announced = self._context.preemption.is_announced  # before waiting for other ranks
         _check_facts(facts)
         self.claim()
         self._mark_best()
@@ -236,14 +247,14 @@ class Checkpoints:
         if self._is_async and not is_first and (self._writer is not None or not block):
             optimizers = [value for value in state.values() if isinstance(value, Optimizer)]
             end = self._get_writer().start(share, order, planned.data, optimizers)
-        else:  # also where a process would have to be started first, and somebody waits
+        else:  # also for a blocking save without a writer process, because starting one takes long
             end = ThreadWriter().start(share, order, planned.data)
         self._saving = _Saving(step=step, folder=folder, end=end)
         if order is not None:
             end.add_done_callback(lambda end: self._note_end(end, step))
         if block or not self._is_async:
             self._wait(end_s, was_announced)
-        elif is_first:  # the next save reports how it ended; its writer starts meanwhile
+        elif is_first:  # the next save reports a failure, and its writer process starts meanwhile
             self._get_writer()
             self._wait_for_end(end, step, end_s, was_announced)
 
@@ -253,13 +264,14 @@ class Checkpoints:
 
     @property
     def safe_step(self) -> int | None:
-        """The step that a restart would continue from, as rank 0 knows it while it saves."""
+        """Step that a restart would continue from. Only rank 0 updates it after its saves."""
         return self._safe_step
 
     def prepare(self, state: Mapping[str, Any]) -> None:
-        """Do beforehand what makes the first save slow: the plan, the writer process, memory for the copy.
+        """Prepare the first save, so that it is faster: its plan, the writer process, memory for the copy.
 
-        Optional; of use when the optimizer has its state, so after the first step. Nothing is waited for.
+        This is optional. Call it after the first step, when the optimizer has its state. It does not wait
+        for the writer process or the memory.
         """
         table = flatten_state(state, allow_pickle=self._trust)  # raises for what cannot be saved
         if not self._is_async or self._writer is not None:
@@ -273,13 +285,18 @@ class Checkpoints:
     def load(
         self, state: Mapping[str, Any], *, step: int | None = None, check: Check | None = None
     ) -> LoadedCheckpoint | None:
-        """Load the newest whole checkpoint, or that of `step`, in place; None: nothing was saved yet.
+        """Load the newest complete checkpoint, or that of `step`, in place. Return None if there is none.
 
-        check: called with a checkpoint's facts and step before its weights are compared; raises to refuse.
-        Checkpoints that are damaged, half-written or of another model are named, and the one before is
-        taken. If there are some and none can be used, this raises: training from scratch unawares is worse.
-        Loading runs no code of a checkpoint, and changes nothing in the folder: another training may write
-        to it. What another user owns, or what needs pickle, is refused without `trust_checkpoint`.
+        Checkpoints that are damaged, incomplete or of another model are logged, and the next older one is
+        tried. If there are checkpoints and none can be used, this raises: silently training from scratch
+        would be worse.
+
+        Loading runs no code from a checkpoint, and changes nothing in the folder. So another training may
+        write to it meanwhile. Without `trust_checkpoint`, this refuses checkpoints that another user owns
+        and objects that need pickle.
+
+        check: called with a checkpoint's facts and step before its weights are compared. It can raise to
+        refuse the checkpoint.
         """
         self.wait()
         loaded = load_checkpoint(
@@ -290,12 +307,12 @@ class Checkpoints:
         return loaded
 
     def mark_best(self, step: int, value: float) -> None:
-        """Let `best` be this step's checkpoint: now, or when it is whole."""
+        """Make `best` point to this step's checkpoint, now or once it is complete."""
         self._best_to_mark = BestStep(step=step, value=value)
         self._mark_best()
 
     def _mark_best(self) -> None:
-        """Write the best step down; where that fails, the next save tries it again."""
+        """Record the best step. If that fails, the next save tries it again."""
         best = self._best_to_mark
         if best is None or not self._context.is_main:
             return
@@ -305,32 +322,35 @@ class Checkpoints:
             write_best(self._storage, best)
         except (EngineError, OSError) as error:
             logger.error(
-                "step-%d is the best, which could not be written down: %s", best.step, error
+                "step-%d is the best so far, but this could not be recorded: %s", best.step, error
             )
         else:
             self._best_to_mark = None
 
     @property
     def best(self) -> BestStep | None:
-        """The best step whose checkpoint is there, with its value."""
+        """Best step whose checkpoint exists, with its value."""
         return find_best(self._storage)
 
     @property
     def latest(self) -> int | None:
-        """The step of the newest whole checkpoint."""
+        """Step of the newest complete checkpoint, or None if there is none."""
         return next((manifest.step for manifest in find_whole(self._storage)), None)
 
     @property
     def newest_facts(self) -> dict[str, Any]:
-        """The facts that the newest whole checkpoint was saved with; empty where there is none."""
+        """Facts that the newest complete checkpoint was saved with. Empty if there is none."""
         return next((dict(manifest.facts) for manifest in find_whole(self._storage)), {})
 
     def wait(self) -> None:
-        """Wait until the last save is whole. Raises EngineError on all ranks if it failed on one."""
+        """Wait until the last save is complete. Raises EngineError on all ranks if it failed on one."""
         self._wait(time.monotonic() + self._timeout_s, self._context.preemption.is_announced)
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Wait for the last save and end the writer. A failure is logged: other ranks are not asked."""
+        """Wait for the last save and end the writer.
+
+        A failure is only logged, because ranks may call this separately.
+        """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         was_announced = self._context.preemption.is_announced
         if error := self._settle(time.monotonic() + limit_s, was_announced):
@@ -353,18 +373,18 @@ class Checkpoints:
             raise EngineError(f"a checkpoint was not saved: {errors[0]}", hint=self._room_hint)
 
     def _settle(self, end_s: float, was_announced: bool) -> str:
-        """Wait for the save under way, if any. Return why it failed, or ""."""
+        """Wait for the save in progress, if any. Return an error message, or "" if it succeeded."""
         saving, self._saving = self._saving, None
         if saving is None:
             return ""
-        self._leftovers |= {saving.folder}  # unless it is whole
+        self._leftovers |= {saving.folder}  # removed again below if the save succeeded
         if not self._wait_for_end(saving.end, saving.step, end_s, was_announced):
             if self._writer is not None:
                 self._writer.kill()
             return f"step-{saving.step} was not written in time"
         try:
             saving.end.result()
-        except Exception as error:  # noqa: BLE001 - every rank learns of it before one raises
+        except Exception as error:  # noqa: BLE001 - all ranks exchange errors before one raises
             return f"step-{saving.step}: {error}"
         self._leftovers -= {saving.folder}
         self._num_written += 1
@@ -374,9 +394,11 @@ class Checkpoints:
     def _wait_for_end(
         self, end: Future[None], step: int, end_s: float, was_announced: bool
     ) -> bool:
-        """Wait until a save has ended, saying so now and then. SIGTERM ends the wait with its grace.
+        """Wait until a save has ended. Logs the wait regularly.
 
-        was_announced: SIGTERM came before. A save that it asks for has a limit of its own.
+        If SIGTERM arrives, the wait ends with the grace period.
+
+        was_announced: SIGTERM arrived before. The final save that it requested has its own limit.
         """
         preemption = self._context.preemption
         limit_s = max(0.0, end_s - time.monotonic())
@@ -386,7 +408,7 @@ class Checkpoints:
 
         def say(waited_s: float) -> None:
             logger.warning(
-                "waiting until step-%d is written to %s: %.0f of %.0f s",
+                "waiting until step-%d is written to %s (%.0f of %.0f s)",
                 *(step, self._storage.root, waited_s, limit_s),
             )
 
@@ -394,9 +416,9 @@ class Checkpoints:
         return end.done()
 
     def _settle_before_next(self, end_s: float) -> str:
-        """Settle the last save before the next one. Warn once if training has to wait for it.
+        """Wait for the last save before the next one starts. Warn once if this takes long.
 
-        A long first save is no reason to warn: its writer has to start.
+        A slow first save causes no warning, because its writer process has to start.
         """
         saving, started_s = self._saving, time.monotonic()
         error = self._settle(end_s, self._context.preemption.is_announced)
@@ -407,8 +429,8 @@ class Checkpoints:
         self._has_warned_of_wait = True
         if self._context.is_main:
             logger.warning(
-                "training waited %.1f s until step-%d was written: what is written to is slower than "
-                "saves come; save less often, or elsewhere",
+                "training waited %.1f s until step-%d was written: the storage is too slow for this "
+                "many saves; save less often, or to a faster storage",
                 *(waited_s, saving.step),
             )
         return ""
@@ -418,8 +440,8 @@ class Checkpoints:
     ) -> tuple[PlannedSave, str, bool, str]:
         """Agree with all ranks on the plan of a save, its folder, and whether to wait for it.
 
-        The folder is made here and nowhere else: what removes it while it is written fails the save. The
-        last value says why it could not be made.
+        Only this method creates the folder, so the save fails if something removes it meanwhile. The last
+        value of the result is the error if the folder could not be created, or "".
         """
         table = flatten_state(state, allow_pickle=self._trust)
         is_known = self._plans.set_state(table, rank=self._context.rank)
@@ -430,43 +452,48 @@ class Checkpoints:
         is_first = self._safe_step is None or (self._context.attempt > 0 and not self._num_written)
         answers = self._context.gather((step, is_known, folder, error, is_first, failure))
         if steps := sorted({one[0] for one in answers} - {step}):
-            raise SpecError(f"rank {self._context.rank} saves step {step}, others step {steps[0]}")
+            raise SpecError(
+                f"rank {self._context.rank} saves step {step}, another rank step {steps[0]}"
+            )
         folder, is_first, failure = answers[0][2], bool(answers[0][4]), str(answers[0][5])
         if errors := [one[3] for one in answers if one[3]]:
-            self._remove_failed(but=folder)  # which another rank may have begun
+            self._remove_failed(but=folder)  # another rank may already write to this folder
         self._count_failure([*errors, *([failure] if STALE in failure else [])])
         planned = self._plans.plan(self._context, is_known=all(one[1] for one in answers))
         return planned, folder, is_first, failure
 
     def _make_folder(self, folder: str) -> str:
-        """Make the folder of a save, or empty it where it has its final name. Return an error, or ""."""
+        """Create the folder of a save, or remove its old files if it has the final name.
+
+        Return an error message, or "".
+        """
         try:
             if self._lock is not None:
                 check_owner(self._storage, self._lock.token)
             if self._storage.can_rename:
                 self._storage.make_folder(folder)
             else:
-                self._storage.remove(folder)  # no half of an old one in a new one
+                self._storage.remove(folder)  # files of an old save must not end up in the new one
         except (EngineError, OSError) as error:
             return str(error)
         return ""
 
     def _remove_failed(self, *, but: str = "") -> None:
-        """Give back the room that a failed save takes, once no rank writes to it any more."""
+        """Remove the files of failed saves. Call this when no rank writes to them any more."""
         if self._context.is_main and self._lock is not None:
-            # if storage fails here, the next save reports it
+            # if the storage fails here, the next save reports it
             with contextlib.suppress(OSError, EngineError):
                 check_owner(self._storage, self._lock.token)
                 remove_half_written(self._storage, but=but)
                 remove_unfinished(self._storage, self._leftovers - {but})
 
     def _count_failure(self, errors: list[str]) -> None:
-        """Accept one failed save, raise at two in a row. Every rank has the same errors."""
+        """Log one failed save, and raise at two in a row. All ranks must pass the same errors."""
         self._num_failures = self._num_failures + 1 if errors else 0
         if stale := [error for error in errors if STALE in error]:
             raise EngineError(
                 f"a checkpoint was not saved: {stale[0]}",
-                hint="this training ends, so that it does not disturb the other one",
+                hint="this training stops, so that it does not disturb the other one",
             )
         if self._num_failures > _FAILURES_ACCEPTED:
             raise EngineError(
@@ -474,11 +501,11 @@ class Checkpoints:
                 hint=self._room_hint,
             )
         if errors and self._context.is_main:
-            logger.error("a checkpoint was not saved, training goes on: %s", errors[0])
+            logger.error("a checkpoint was not saved, training continues: %s", errors[0])
 
     @property
     def _room_hint(self) -> str:
-        return f"is there room in {self._storage.root}, and do all ranks see it?"
+        return f"check that {self._storage.root} has free space and that all ranks can access it"
 
     def _get_writer(self) -> ProcessWriter:
         if self._writer is None:
@@ -492,7 +519,7 @@ class Checkpoints:
         return self._writer
 
     def _close_at_exit(self) -> None:
-        if os.getpid() == self._owner:  # not a fork of the trainer
+        if os.getpid() == self._owner:  # not in a fork of the trainer
             self.close()
 
     def _make_commit(
@@ -537,7 +564,7 @@ def _make_failed(error: str) -> Future[None]:
 
 
 def read_job_id() -> str:
-    """Return the id of the Windlass job that this process is a rank of; empty outside of jobs."""
+    """Return the id of the Windlass job that this process is a rank of, or "" outside of jobs."""
     return os.environ.get(names.JOB_ID, "")
 
 
@@ -547,5 +574,5 @@ def _check_facts(facts: Mapping[str, Any]) -> None:
     except (TypeError, ValueError) as error:
         raise SpecError(
             f"the facts of a checkpoint must be JSON: {error}",
-            hint="put tensors and objects into the state, plain numbers and texts into the facts",
+            hint="put tensors and objects into the state, and only plain numbers and texts into the facts",
         ) from error

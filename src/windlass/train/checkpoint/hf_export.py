@@ -1,8 +1,10 @@
-"""A model as a Hugging Face folder: safetensors, config and tokenizer, as `from_pretrained` loads it.
+"""Export of a model as a Hugging Face folder that `from_pretrained` loads.
 
-Called by all ranks together, since sharded tensors are gathered one after another; rank 0 writes. safetensors
-is imported when it is used. Names are the model's own: another model must be given Hugging Face's first.
-`write_weights` is what recipes with weights of their own (merged adapters) call.
+The folder contains safetensors files, the config and the tokenizer. All ranks call these functions together,
+because sharded tensors are gathered one after another. Rank 0 writes the files. safetensors is imported on
+first use. Weights keep the names that the model gives them. Rename the parameters of a model that does not
+use Hugging Face's names before exporting it. Recipes that compute weights (merged adapters) call
+`write_weights`.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ def export_hf(
     context: Context | None = None,
     file_bytes: int = FILE_BYTES,
 ) -> Path:
-    """Write a model to a folder that transformers loads; what else is in the folder stays.
+    """Write a model to a folder that transformers can load. Other files in the folder stay.
 
-    config: a mapping, or what has `save_pretrained`; the model's own `config` unless given.
-    tokenizer: what has `save_pretrained`.
-    dtype: of the floating-point weights; as they are unless given.
-    file_bytes: how large one file may become.
+    config: a mapping, or an object with `save_pretrained` (default: the model's `config`).
+    tokenizer: an object with `save_pretrained`.
+    dtype: dtype of the floating-point weights (default: unchanged).
+    file_bytes: maximum size of one file.
     """
     context = context if context is not None else get_context()
     folder = Path(folder)
@@ -61,12 +63,12 @@ def export_hf(
 
 
 def list_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Every weight by its name, frozen ones too, sharded as they are; tied ones once."""
+    """Return every weight by its name, sharded or not, including frozen ones. Tied weights appear once."""
     model = unwrap(model)
     tensors = {
         name: tensor
         for name, tensor in (
-            # a hook may have left frozen ones out; of tied ones the first is kept, which is no head
+            # A state-dict hook may leave out frozen weights. The first of tied weights is kept, not a head.
             *model.named_parameters(remove_duplicate=False),
             *model.state_dict().items(),
         )
@@ -78,7 +80,7 @@ def list_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def gather_whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A weight as a whole, where it lies; every rank must call it."""
+    """Return a weight as one full tensor on its device. Every rank must call this."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -91,9 +93,9 @@ def write_weights(
     is_main: bool,
     file_bytes: int = FILE_BYTES,
 ) -> None:
-    """Gather and write file after file, so that one file's weights are in memory at a time.
+    """Gather and write one file after another, so that only one file's weights are in memory at a time.
 
-    What an earlier export left in the folder and this one has not is removed.
+    Removes weight files of an earlier export that are not part of this one.
     """
     save_file = import_save_file() if is_main else None
     files: list[dict[str, int]] = []
@@ -107,10 +109,10 @@ def write_weights(
 
 
 def _name_files(folder: Path, files: list[dict[str, int]]) -> None:
-    """Give the parts the names that transformers looks for, with an index if there are several."""
+    """Rename the parts to the names that transformers expects, and write an index if there are several."""
     names = [_file_name(number, len(files)) for number in range(len(files))]
     for number, name in enumerate(names):
-        (folder / f".part-{number}").chmod(0o644)  # safetensors lets nobody else read it
+        (folder / f".part-{number}").chmod(0o644)  # safetensors makes it readable by its owner only
         (folder / f".part-{number}").replace(folder / name)
     if len(names) > 1:
         places = {tensor: name for name, file in zip(names, files, strict=True) for tensor in file}
@@ -124,7 +126,7 @@ def _name_files(folder: Path, files: list[dict[str, int]]) -> None:
 def _gather(
     weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every weight as a whole, one after another, on all ranks."""
+    """Yield every weight as one full tensor. All ranks must iterate together."""
     for name, tensor in weights:
         whole = gather_whole(tensor)
         yield name, whole.to(dtype) if dtype and whole.is_floating_point() else whole
@@ -133,7 +135,7 @@ def _gather(
 def _fill_files(
     weights: Iterator[tuple[str, torch.Tensor]], file_bytes: int, *, keep: bool
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """The weights, as many at a time as fit one file; on ranks that write nothing, only gathered."""
+    """Yield the weights of one file at a time. Without `keep`, only gather them and yield nothing."""
     tensors: dict[str, torch.Tensor] = {}
     size = 0
     for name, tensor in weights:
@@ -157,7 +159,7 @@ def _write_config(model: nn.Module, folder: Path, config: Any) -> None:
     else:
         raise SpecError(
             "a Hugging Face folder needs a config, and this model has none",
-            hint="give config=, a mapping or a transformers config",
+            hint="pass config=, a mapping or a transformers config",
         )
     generation = getattr(model, "generation_config", None)
     if callable(save := getattr(generation, "save_pretrained", None)):
@@ -178,13 +180,13 @@ def _file_name(number: int, count: int) -> str:
 
 
 def import_save_file() -> Any:
-    """safetensors' function, which says by an OSError that there is no room."""
+    """Return safetensors' `save_file`, wrapped so that a failed write (a full disk) raises OSError."""
     try:
         from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ModuleNotFoundError as error:
         raise SpecError(
-            "exporting to Hugging Face's format needs safetensors, which is not installed here",
+            "exporting to Hugging Face's format needs safetensors, which is not installed",
             hint="pip install 'windlass[llm]'",
         ) from error
 

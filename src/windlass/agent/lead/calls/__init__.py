@@ -1,1 +1,1 @@
-"""The lead of a compute: calls of clients, their queue, and the worlds of ranks that take them."""
+"""Lead of a compute: the queue of client calls, and the worlds of ranks that run them."""

@@ -1,1 +1,1 @@
-"""The lead of a job: when attempts start, end and are tried again, and the results they leave."""
+"""Lead of a job: starts, ends and restarts attempts, and collects their results."""

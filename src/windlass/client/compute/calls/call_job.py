@@ -1,7 +1,7 @@
 """A call as a job: the handle that `submit` returns. The compute's lead takes the place of an engine.
 
-`attach` finds a call by its id from any process. `CallLogs` reads what the ranks of the call printed, all
-of it or as it comes.
+`attach` finds a call by its id from any process. `CallLogs` reads the output of the call's ranks, either all
+at once or as it arrives.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from windlass.client.compute.calls.call_requests import CallRequest
-from windlass.client.compute.calls.client_call import KEEPS, ClientCall, Reply, adapt_verdict
+from windlass.client.compute.calls.client_call import (
+    RETENTION_HINT,
+    ClientCall,
+    Reply,
+    adapt_verdict,
+)
 from windlass.client.compute.nodes.compute_connection import expect
 from windlass.client.compute.nodes.live_nodes import LiveNodes
 from windlass.client.jobs.job import Job
@@ -37,11 +42,14 @@ from windlass.wire.results import ResultHeader, describe_value
 from windlass.wire.states import RankState
 from windlass.wire.status import JobStatus, Verdict
 
-_SKEW_S = 1.0  # that clocks of nodes may differ by
+_SKEW_S = 1.0  # tolerated difference between the clocks of nodes
 
 
 class CallLogs:
-    """A reader as engines have it; `ask` gets what came since the given offsets."""
+    """Log reader of a call, with the interface of an engine's log readers.
+
+    `ask` returns the data that was written after the given offsets.
+    """
 
     def __init__(
         self, ask: Callable[[Mapping[str, int]], tuple[CallLogsTold, bytes]], query: LogQuery
@@ -51,23 +59,23 @@ class CallLogs:
         self._logs: dict[int, RankLog] = {}
 
     def read_all(self) -> Iterator[LogLine]:
-        """Every line that is there."""
+        """Yield all lines written so far."""
         yield from self._order([*self.read_new(), *self.read_rest()])
 
     def read_new(self) -> list[LogLine]:
-        """Lines that came since the last call."""
+        """Return the lines that arrived since the previous call."""
         answer, data = self._ask({str(rank): log.offset for rank, log in self._logs.items()})
         body = memoryview(data)
         lines: list[LogLine] = []
         for rank, node, size in answer.files:
-            # never opened: its lines come from the lead
+            # the path is never opened: the lead sends the lines
             log = self._logs.setdefault(rank, RankLog(Path(), node, rank, 0))
             lines += log.feed(bytes(body[:size]))
             body = body[size:]
         return self._order(lines)
 
     def read_rest(self) -> list[LogLine]:
-        """Pieces of lines that will never end, once the call has."""
+        """Return unfinished last lines, once the call has ended."""
         return self._order([line for log in self._logs.values() for line in log.read_rest()])
 
     def _order(self, lines: list[LogLine]) -> list[LogLine]:
@@ -80,7 +88,7 @@ class CallLogs:
 
 
 class CallJob(Job):
-    """One call under way, or ended lately."""
+    """A call that is running, waiting or ended recently."""
 
     def __init__(self, nodes: LiveNodes, call_id: str) -> None:
         if nodes.ref is None:
@@ -93,13 +101,13 @@ class CallJob(Job):
     def _ask(self, question: Message) -> Received:
         received = self._nodes.ask(question, timeout_s=30.0)
         if isinstance(received.message, CallForgotten):
-            raise JobNotFound(f"the call {self.id} is not known any more", hint=KEEPS)
+            raise JobNotFound(f"the call {self.id} is no longer known", hint=RETENTION_HINT)
         if isinstance(received.message, CallUnknown):
-            raise JobNotFound(f"node 0 never heard of the call {self.id}", hint=KEEPS)
+            raise JobNotFound(f"node 0 never received the call {self.id}", hint=RETENTION_HINT)
         return received
 
     def status(self) -> JobStatus:
-        """What is known of the call now."""
+        """Return the current status of the call."""
         status = expect(CallStatusTold, self._ask(AskCallStatus(id=self.id))).status
         verdict = status.verdict and adapt_verdict(status.verdict, self.id)
         return replace(status, verdict=verdict)
@@ -107,7 +115,7 @@ class CallJob(Job):
     def wait(
         self, timeout_s: float | None = None, *, say: Callable[[float], None] | None = None
     ) -> JobStatus:
-        """Until the call has ended; `say` is for jobs, which start slowly."""
+        """Wait until the call has ended. `say` is ignored: only jobs report a slow start."""
         del say
         self._read(timeout_s)
         return self.status()
@@ -120,11 +128,11 @@ class CallJob(Job):
             try:
                 self._reply = calling.follow(wait_s=timeout_s)
             finally:
-                calling.release(is_broken=True)  # one still held is mid-conversation
+                calling.release(is_broken=True)  # a connection still held is mid-conversation
         return self._reply
 
     def results(self, *, timeout_s: float | None = None) -> list[Any]:
-        """Every rank's value, in rank order; what a rank raised is raised."""
+        """Return every rank's value in rank order, or raise what a rank raised."""
         reply = self._read(timeout_s)
         error = reply.error()
         if error is not None:
@@ -132,23 +140,23 @@ class CallJob(Job):
         return [reply.value(rank) for rank in sorted(reply.results)]
 
     def exception(self, *, timeout_s: float | None = None) -> BaseException | None:
-        """What went wrong; None when nothing did."""
+        """Return the call's error, or None if it succeeded."""
         try:
             return self._read(timeout_s).error()
         except NodeLost as error:
             return error
 
     def verdict(self) -> Verdict | None:
-        """Which rank failed first, and why; None while none did."""
+        """Return which rank failed first and why, or None if no rank has failed."""
         return self.status().verdict
 
     def cancel(self, *, now: bool = False, why: str = "", interrupt: bool = False) -> None:
-        """End the call; the compute stays."""
+        """End the call. The compute stays up."""
         self._ask(EndCall(id=self.id, now=now, why=why, interrupt=interrupt))
 
     def reader(self, query: LogQuery) -> CallLogs:
-        """The lines of the call's ranks, as they are on its compute."""
-        # kept ranks have a log for all their calls: what is older than this one is not its own
+        """Return a reader of the log lines of the call's ranks."""
+        # kept ranks write all their calls to one log: older lines belong to earlier calls
         first_s = max(query.since_s or 0.0, self.status().created_at_s - _SKEW_S)
         query = replace(query, since_s=first_s)
         return CallLogs(self._ask_logs, query)
@@ -158,7 +166,7 @@ class CallJob(Job):
         return expect(CallLogsTold, received), bytes(received.body)
 
     def outcomes(self) -> list[ResultHeader | None]:
-        """What each rank left; None where it left nothing. Values are rebuilt here to be shown."""
+        """Return each rank's outcome, or None for ranks without one. Values are unpickled to show them."""
         reply = self._read(None)
         return [
             self._describe(reply, rank) if rank in reply.results else None
@@ -179,16 +187,16 @@ class CallJob(Job):
         return replace(header, repr=text, is_json=is_json, json=plain)
 
     def remove(self) -> None:
-        """Calls are forgotten by themselves."""
+        """Do nothing: the lead forgets old calls by itself."""
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """A call needs no lease."""
+        """Do nothing: a call needs no lease."""
         yield
 
 
 def attach_call(job: Job, call_id: str) -> CallJob:
-    """A call by its id, on the compute that `job` is."""
+    """Return the call with this id on the compute that `job` is."""
     from windlass.client.compute.nodes.compute_handle import Compute
 
     name = job.status().name

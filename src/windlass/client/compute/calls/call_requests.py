@@ -1,7 +1,8 @@
-"""Requests: makes the request of each call from its arguments, its code, and the world it runs in.
+"""Requests of calls, made from the arguments, the code, and the world that the call runs in.
 
-Most of a request is the same for every call and is made once; each call adds its arguments. Source lines of
-functions that travel by value travel too, so that the ranks' tracebacks show them. Sends nothing.
+Most of a request is the same for every call and is made once. Each call adds its arguments. A request also
+carries the source lines of functions that travel by value, so that tracebacks of ranks show them. This module
+sends nothing.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ _MAX_CHARACTERS = 256 << 10
 GUARD = 'put what only a run should do under if __name__ == "__main__":'
 _MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
-_warned: set[str] = set()  # warnings that were printed already
+_warned: set[str] = set()  # warnings already printed
 
 
 def find_sources(target: Any, *, is_remote: bool) -> dict[str, str]:
-    """The text of each file or cell that holds code of `__main__` which the target leads to."""
+    """Return the source of each file or cell with `__main__` code that the target uses, by file name."""
     sources: dict[str, str] = {}
     left = _MAX_CHARACTERS
     for code in _find_code(target):
@@ -95,7 +96,10 @@ def _find_code(target: Any) -> Iterator[types.CodeType]:
 
 
 def name_by_file(target: Any, root: Path) -> ByFile | None:
-    """The target as its script has it; None where ranks could not import that without running it."""
+    """Return a reference to the target by its script's name.
+
+    Return None if ranks cannot import the script without running it.
+    """
     thing = inspect.unwrap(target)
     name = getattr(thing, "__qualname__", "<locals>")
     file = getattr(sys.modules["__main__"], "__file__", None)
@@ -105,13 +109,13 @@ def name_by_file(target: Any, root: Path) -> ByFile | None:
     is_module = path.suffix == ".py" and path.stem.isidentifier() and path.is_relative_to(root)
     if not is_module or not _is_guarded(path):
         return None
-    # what comes back is of the types that this process knows, as the script's own
+    # returned objects refer to types by the script's name: let this process find them in __main__
     sys.modules.setdefault(path.stem, sys.modules["__main__"])
     return ByFile(path.stem, name)
 
 
 def _is_guarded(path: Path) -> bool:
-    """Whether it has a main part that an import leaves alone."""
+    """Return whether the script has a part under `if __name__ == "__main__":`, which imports do not run."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -122,16 +126,16 @@ def _is_guarded(path: Path) -> bool:
 
 @dataclass(slots=True)
 class CallRequest:
-    """A call as it is sent: its message and payload, and what the lead may need before them."""
+    """A call ready to send: its message and payload, and what the lead may need before them."""
 
     message: AskCall
     segments: Sequence[payloads.Segment]
-    profile: CallProfile | None  # what it has in common with others: sent once per connection
+    profile: CallProfile | None  # the part it shares with other calls: sent once per connection
     make_sync: Callable[[str], tuple[SyncCode, bytes] | None]
-    has: str = ""  # the digest that the lead was last known to have
+    has: str = ""  # digest of the code that the lead was last known to have
     constructor: Sequence[payloads.Segment] | None = None
     must_make: bool = False
-    was_made: bool = False  # by an earlier call: what it held is lost if it must be made again
+    was_made: bool = False  # an earlier call made the object: its state is lost if it is made again
 
     @property
     def id(self) -> str:
@@ -139,7 +143,7 @@ class CallRequest:
 
 
 class Requests:
-    """Makes the calls of one work on one compute."""
+    """Factory for the requests of one callable on one compute."""
 
     def __init__(
         self,
@@ -151,7 +155,7 @@ class Requests:
         deployed: Mapping[str, Any] | None = None,
     ) -> None:
         self._nodes = nodes
-        self._deployed = deployed  # what `describe` said where it was deployed
+        self._deployed = deployed  # the result of `describe` in the process that deployed it
         self._spread = spread or Distribution(framework=nodes.wanted.settings.framework)
         self._framework = choose_framework(self._spread.framework, is_command=work.is_command)
         self.gives_list = spread is not None and self._framework.gives_list
@@ -177,7 +181,7 @@ class Requests:
         self._constructor: list[payloads.Segment] | None = None
         self._is_checked = False
         self._was_made = False
-        # by what of a call is its own: what else they were made of, their keys, and they themselves
+        # by method and options: the other inputs of the profile, its key, and the profile
         self._profiles: dict[Any, tuple[Any, str, CallProfile]] = {}
         self._bound: set[Any] = set()
         self._bare: dict[str, list[payloads.Segment]] = {}  # calls without arguments, by method
@@ -187,15 +191,21 @@ class Requests:
         self._preload = self._choose_preload()
         if work.early and work.early not in _warned:
             _warned.add(work.early)
-            say(f"{work.name} gets interpreters of its own, without torch: {work.early}")
+            say(f"{work.name} runs in separate interpreters, without torch preloaded: {work.early}")
 
     @property
     def _node_procs(self) -> int:
-        """Ranks per node unless it is said: as its nodes were made, whatever the settings are here."""
+        """Default number of ranks per node.
+
+        Taken from the nodes as they were made, not from the settings of this process.
+        """
         return int((self._deployed or {}).get("procs") or self._nodes.wanted.procs)
 
     def describe(self) -> dict[str, Any]:
-        """Where its code is, for calls from elsewhere; it is brought there by the next call from here."""
+        """Return the code's place and the settings that other processes need for calls.
+
+        The next call from this process sends the code to that place.
+        """
         self._project.refresh()
         return {
             "procs": self._node_procs,
@@ -214,7 +224,7 @@ class Requests:
         *,
         detach: bool,
     ) -> CallRequest:
-        """One call; TypeError and SyntaxError are raised here, before anything is said."""
+        """Make the request of one call. Raises TypeError and SyntaxError before anything is sent."""
         nodes = self._nodes
         if options.reload == "auto" or not self._is_checked:
             self._project.refresh()
@@ -238,7 +248,7 @@ class Requests:
     def _choose_profile(
         self, method: str, options: Options, *, detach: bool
     ) -> tuple[str, CallProfile]:
-        """What this call has in common with others, and a key to it; most often there is nothing new."""
+        """Return the profile that this call shares with others, and its key. Usually it exists already."""
         project = self._project.about(self._cwd, self._working_dir)
         version, limit_s = self._project.version, self._nodes.launch_timeout_s
         sources = self._find_sources()
@@ -276,14 +286,17 @@ class Requests:
         )
         if sizes := self._find_sizes():
             profile = profile.replaced(sizes=sizes)
-        # equal ones have equal keys: the lead keeps each once
+        # equal profiles have equal keys, so the lead stores each only once
         text = json.dumps(records.to_json(profile), sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()[:16]
-        self._profiles[kind] = (what, key, profile)  # at once: other threads call, too
+        self._profiles[kind] = (what, key, profile)  # one assignment: other threads call too
         return key, profile
 
     def _find_sizes(self) -> NodeSizes | None:
-        """What nodes have, where that is counted: as they were made, whatever the settings are here."""
+        """Return the nodes' resources if the framework counts them itself.
+
+        Taken from the nodes as they were made, not from the settings of this process.
+        """
         if deployed := (self._deployed or {}).get("sizes"):
             return records.read(NodeSizes, deployed)
         wanted, workers = self._nodes.wanted, self._spread.worker_node_options
@@ -291,7 +304,7 @@ class Requests:
         return make_sizes(self._framework, wanted.settings, workers, are_alike=are_alike)
 
     def _find_sources(self) -> dict[str, str]:
-        """Source lines that ranks would not find; none for what is imported there."""
+        """Return source lines that ranks cannot find. Ranks find the source of modules they import."""
         target = inspect.unwrap(_as_defined_now(unwrap_partial(self._work.target)))
         if getattr(target, "__module__", None) != "__main__":
             return {}
@@ -301,7 +314,7 @@ class Requests:
         if ranks and ranks[-1] >= self.num_ranks:
             raise SpecError(
                 f"there is no rank {ranks[-1]} of {self.num_ranks}",
-                hint=f"ranks= chooses of 0 to {self.num_ranks - 1}",
+                hint=f"ranks= takes numbers from 0 to {self.num_ranks - 1}",
             )
 
     def _pack(
@@ -337,18 +350,23 @@ class Requests:
             if method:
                 function: Any = getattr(self._work.target, method, None)
                 own = inspect_signature(function)
-                blame_argument(own, (None, *args), kwargs, f"{name}.{method}")  # None: its self
+                blame_argument(
+                    own, (None, *args), kwargs, f"{name}.{method}"
+                )  # None stands for self
             else:
                 blame_argument(self._signature, args, kwargs, name)
             raise
 
     @staticmethod
     def _is_constant(target: Any, payload: bytes) -> bool:
-        """Whether it travels by its name alone; a partial or a bound method has values inside."""
+        """Return whether the target travels by name alone. Partials and bound methods contain values."""
         return inspect.isfunction(target) and not read_contents(payload).by_value
 
     def _check_bound(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Refuse arguments that the function does not take; how many there are, and which, is all of it."""
+        """Refuse arguments that the function does not take.
+
+        Checks the number of positional arguments and the names of keywords only.
+        """
         form = (id(target), len(args), *kwargs)
         if self._signature is None or form in self._bound:
             return
@@ -375,13 +393,13 @@ class Requests:
         return self._constructor
 
     def _by_file(self, target: Any) -> Any:
-        """What is called; a script's own by the script's name, where nodes run another Python."""
+        """Return the target, or a reference by its script's name if the nodes run another Python version."""
         if self._nodes.connections.python in ("", _MINOR):
             return target
         return name_by_file(target, self._project.root) or target
 
     def _check(self, payload: bytes) -> None:
-        """Refuse what the nodes could not load."""
+        """Refuse a payload that the nodes could not load."""
         here = _MINOR
         if not self._nodes.is_remote and self._nodes.connections.python in ("", here):
             return
@@ -390,7 +408,7 @@ class Requests:
             raise SpecError(
                 f"{self._work.name} travels by value from Python {here}, but the nodes run "
                 f"{self._nodes.connections.python}, which cannot run its code",
-                hint=f"put it in a module of the project, or use an image with Python {here}; of a "
+                hint=f"put it in a module of the project, or use an image with Python {here}; in a "
                 f"script, {GUARD}",
             )
         if not self._nodes.is_remote:
@@ -405,7 +423,7 @@ class Requests:
 
 
 def _as_defined_now(target: Any) -> Any:
-    """A function of a notebook's cell as that cell was run last; anything else as it is."""
+    """Return the latest definition of a notebook function, and anything else unchanged."""
     main = sys.modules["__main__"]
     if not _is_of_main(target) or hasattr(main, "__file__"):
         return target

@@ -1,4 +1,4 @@
-"""Callables of a compute: a function, a command, or the object of a class, and the call options.
+"""Callables of a compute (a function, a command, or an object of a class) and the call options.
 
 Both are read and checked once, when they are given. `windlass.client.compute.calls.call_requests` makes the
 requests of single calls from them.
@@ -28,7 +28,7 @@ from windlass.wire import call_targets
 _COLLECTS = ("all", "head")
 _KEEPS = ("", "process")
 _RELOADS = ("auto", "never")
-# what a remote callable has itself, under names that a class may have, too
+# attributes of a remote callable whose names a user's class may use too
 REMOTE_NAMES = (
     *("name", "compute", "rebuild", "to", "distribute", "options", "deploy", "teardown"),
     *("submit", "acall"),
@@ -37,7 +37,7 @@ REMOTE_NAMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How calls are made."""
+    """Options of calls, checked."""
 
     timeout: float | None = None
     stream: bool = False
@@ -55,7 +55,7 @@ class Options:
         ):
             if value not in known:
                 shown = ", ".join(repr(word) for word in known if word)
-                raise SpecError(f"{name} cannot be {value!r}", hint=f"there is {shown}")
+                raise SpecError(f"{name} cannot be {value!r}", hint=f"{name} accepts {shown}")
         if self.timeout is not None:
             timeout_s = read_duration(self.timeout)
             if not timeout_s > 0:
@@ -64,7 +64,7 @@ class Options:
 
 
 def make_options(given: Mapping[str, Any], before: Options | None = None) -> Options:
-    """Options from keywords, on top of those `before`."""
+    """Return options from keywords. Omitted keywords keep their value in `before`."""
     known = ("name", "init_args", *Options.__dataclass_fields__)
     for name in given:
         if name not in known:
@@ -87,7 +87,7 @@ def _read_ranks(given: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What is called: a function, a command, or the object of a class."""
+    """A callable: a function, a command, or an object of a class."""
 
     target: Any
     name: str
@@ -96,18 +96,18 @@ class Work:
     init: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     source: Path | None = None
     preload: tuple[str, ...] = ()
-    early: str = ""  # what it sets before it imports torch, which must not be there already
+    early: str = ""  # what it sets before it imports torch, so torch must not be preloaded
     instance: str = field(default_factory=lambda: make_letters(12))
-    clashes: tuple[str, ...] = ()  # what the class has under names that a remote object has, too
-    has_call: bool = False  # whether objects of the class can be called themselves
+    clashes: tuple[str, ...] = ()  # attributes of the class that share a name in REMOTE_NAMES
+    has_call: bool = False  # whether the class defines __call__
 
     @property
     def label(self) -> str:
-        """For names: the last part."""
+        """Last part of the name, for names of computes."""
         return self.name.rpartition(".")[2].strip("<>") or "call"
 
     def parameters(self, method: str) -> Sequence[str]:
-        """The names of the parameters that are the work's own."""
+        """Return the parameter names of the callable or one of its methods."""
         target = getattr(self.target, method, None) if method else self.target
         try:
             parameters = inspect.signature(target).parameters  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def make_work(
     name: str = "",
     init: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
 ) -> Work:
-    """The work a user means."""
+    """Return the work for a function, a class, or a command given as text."""
     if isinstance(target, str):
         words = read_words(target, "the command", example='fn("nvidia-smi")')
         run = call_targets.CommandCall(words)
@@ -156,7 +156,7 @@ def _find_clashes(target: Any) -> tuple[str, ...]:
 
 
 def fit_called_command(work: Work, num_nodes: int, procs: int) -> Work:
-    """A launcher's line, told of its size by the launcher's own flags where it has no variables for it."""
+    """Add the launcher's size flags to a launcher command if it reads no variables for its size."""
     command = Command(argv=tuple(work.target.words), procs=procs)
     line = find_launcher(command.argv)
     if line is None:
@@ -166,7 +166,7 @@ def fit_called_command(work: Work, num_nodes: int, procs: int) -> Work:
 
 
 def _unwrap(target: Any) -> Any:
-    """The function inside partials and decorators: its module says where the project is."""
+    """Return the function inside partials and decorators. The project is found by its module."""
     return inspect.unwrap(unwrap_partial(target))
 
 
@@ -185,7 +185,7 @@ def _choose_preload(source: Path | None) -> tuple[str, ...]:
 
 
 def first_method(target: Any) -> str:
-    """A method of a class, to name one in a hint."""
+    """Return the name of a method of a class, for a hint."""
     members = vars(target).items() if inspect.isclass(target) else ()
     names = [name for name, value in members if callable(value) and not name.startswith("_")]
     return names[0] if names else "method"

@@ -51,7 +51,9 @@ _CHECK_EVERY_S = 2.0
 # what the lead may say before it takes a call, and that it has taken it, or had
 _BEFORE_ACCEPTANCE = (CallAgain, LeadEnding, CallUnknown)
 _ACCEPTANCE = (CallAccepted, CallForgotten, CallResult, CallResults, CallEnded)
-KEEPS = "a compute keeps its last 200 calls, and 256 MiB of their results, while its node 0 lives"
+RETENTION_HINT = (
+    "a compute keeps its last 200 calls, and 256 MiB of their results, while its node 0 lives"
+)
 
 
 @dataclass(slots=True)
@@ -313,7 +315,7 @@ class ClientCall:
         self.release()
         raise JobNotFound(
             f"the call {self._request.id} was taken, and how it ended is not known any more",
-            hint=f"it may have run, and is not repeated; {KEEPS}",
+            hint=f"it may have run, and is not repeated; {RETENTION_HINT}",
         )
 
     def _send_again(self, message: CallAgain, _body: bytes) -> None:

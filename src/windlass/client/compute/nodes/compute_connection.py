@@ -59,7 +59,7 @@ class Connection(BlockingLink):
         """Whether somebody is still at the other end; one that was used just now is not asked."""
         try:
             if time.monotonic() - self.used_s < _FRESH_S:
-                return not self.has_come() or self._drain()
+                return not self.has_data() or self._drain()
             self._drain()
             info = self.ask(AskInfo(), timeout_s=_PING_S).message
             if isinstance(info, ComputeInfo):
