@@ -1,1 +1,1 @@
-"""Every kind of message, a file per conversation; each ends with who says what to whom."""
+"""Every kind of message, one module per conversation. Each module ends with its directions."""

@@ -1,4 +1,4 @@
-"""What a client says to an agent that it started on its own machine: one line of JSON over a socket pair."""
+"""Messages from a client to an agent on its own machine: one line of JSON over a socket pair."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ if TYPE_CHECKING:
 
 
 class StartNode(Message, kind="start_node"):
-    """Be this node of that plan; with the lead's comes the descriptor of the lock that it holds for life."""
+    """Become this node of that plan.
+
+    The lead's order carries the descriptor of the lock that the lead holds until it exits.
+    """
 
     node: Count
-    plan: str  # its path
+    plan: str  # the plan's path
     run_dir: str  # for sockets
     log: str  # where the agent's own output goes
-    hidden: Mapping[str, str]  # variables that are on no disk
+    hidden: Mapping[str, str]  # variables that are never written to disk
 
 
 CLIENT_TO_AGENT = Direction(
-    "client", "agent", "The first order of an agent of the local engine.", StartNode
+    "client", "agent", "The first order to an agent of the local engine.", StartNode
 )

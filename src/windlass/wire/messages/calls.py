@@ -1,4 +1,4 @@
-"""What clients ask of a compute's lead, and what they are told: calls and how they go, the compute itself."""
+"""Messages between clients and a compute's lead: calls, their progress, and the compute itself."""
 
 from __future__ import annotations
 
@@ -20,33 +20,36 @@ if TYPE_CHECKING:
 
 
 class WorldAsked(Message):
-    """The nodes and ranks that a call wants."""
+    """Nodes and ranks that a call requests."""
 
     nodes: Count
     min_nodes: Count
     procs: Count
-    ranks: Sequence[Count] | None = None  # of all those, the ones to run on
+    ranks: Sequence[Count] | None = None  # run on these ranks only (default: all)
 
 
 class ProjectPlace(Message):
-    """Where a call's code is; of a project that travels, `cwd` and `paths` are relative to its folder."""
+    """Location of a call's code.
 
-    key: str = ""  # empty: it does not travel
+    If the project is sent to the nodes, `cwd` and `paths` are relative to its folder.
+    """
+
+    key: str = ""  # empty if the project is not sent
     root: str = ""
     cwd: str = ""
     paths: Sequence[str] = ()
-    digest: str = ""  # "as is": whatever code is there
+    digest: str = ""  # "as is": the code that the nodes already have
 
 
 class CallProfile(Message):
-    """What a call has in common with others, said once per link."""
+    """Settings that many calls share, sent once per connection."""
 
     name: str
     framework: str
-    slot: str  # where its ranks are kept; empty: they are for one call
-    instance: str  # which object it is a method of
+    slot: str  # the slot that keeps its ranks, or empty if they serve one call
+    instance: str  # the object that it is a method of
     world: WorldAsked
-    store: bool  # something is opened before its ranks start, where they meet
+    store: bool  # a rendezvous store is opened before its ranks start
     preload: Sequence[str]
     start: str
     env: Mapping[str, str]
@@ -60,18 +63,18 @@ class CallProfile(Message):
     launch_timeout_s: float
     detach: bool
     sources: Mapping[str, str]
-    sizes: NodeSizes | None = None  # of nodes whose framework counts resources itself
+    sizes: NodeSizes | None = None  # for a framework that counts resources itself
 
 
 class SetProfile(Message, kind="profile"):
-    """Calls over this link may name this profile by its key."""
+    """Define a profile. Later calls on this connection name it by its key."""
 
     key: str
     profile: CallProfile
 
 
 class AskCall(Message, kind="call"):
-    """Run this; what is called is in the body, in parts that came before, or in a file."""
+    """Run a call. The payload is in the body, in parts sent earlier, or in a file."""
 
     id: str
     profile: str
@@ -81,14 +84,17 @@ class AskCall(Message, kind="call"):
 
 
 class AttendCall(Message, kind="attend"):
-    """Tell this client of a call from now on; `since`: so many calls were taken before it could come."""
+    """Report on a call to this client from now on.
+
+    `since` is the number of calls the lead had accepted before this one could have arrived.
+    """
 
     id: str
     since: Count = 0
 
 
 class EndCall(Message, kind="end_call"):
-    """End a call; `interrupt`: its ranks hear it as Ctrl-C."""
+    """End a call. With `interrupt`, its ranks receive it as Ctrl-C."""
 
     id: str
     why: str = ""
@@ -97,13 +103,13 @@ class EndCall(Message, kind="end_call"):
 
 
 class AskCallStatus(Message, kind="call_status"):
-    """What is known of a call?"""
+    """Request a call's status."""
 
     id: str
 
 
 class AskCallLogs(Message, kind="call_logs"):
-    """What have its ranks printed since these offsets?"""
+    """Request the output of a call's ranks after these offsets."""
 
     id: str
     seen: Mapping[str, Count]
@@ -113,31 +119,31 @@ class AskCallLogs(Message, kind="call_logs"):
 
 
 class AskInfo(Message, kind="info"):
-    """What is known of the compute?"""
+    """Request information about the compute."""
 
 
 class ScaleNodes(Message, kind="scale"):
-    """So many nodes from now on, or no fewer."""
+    """Set the number of nodes, or its minimum with `at_least`."""
 
     nodes: Count
     at_least: bool = False
 
 
 class ConfigureCompute(Message, kind="configure"):
-    """What may change while nodes live; what is not said stays as it is."""
+    """Change settings while nodes run. Omitted settings stay unchanged."""
 
     env: Mapping[str, str | None] | None = None
     steps: Sequence[ImageStep] | None = None
     hidden: Mapping[str, str] | None = None
     ttl_s: float | None = None
-    record: Mapping[str, JsonObject] | None = None  # what was deployed, to be called by name
+    record: Mapping[str, JsonObject] | None = None  # deployed callables, by name
 
 
 # -- answers -----------------------------------------------------------------------------------
 
 
 class CallListed(Message):
-    """One of a compute's last calls."""
+    """One of a compute's most recent calls."""
 
     id: str
     name: str
@@ -145,13 +151,13 @@ class CallListed(Message):
 
 
 class ComputeInfo(Message, kind="info"):
-    """What the lead says of its compute, and of itself."""
+    """State of the compute and of its lead."""
 
     job_id: str
     spill: str  # the folder for large payloads, on this machine
     nodes: Count
     here: Sequence[Count]
-    projects: Mapping[str, str]  # digests
+    projects: Mapping[str, str]  # digests by project
     calls: Sequence[CallListed]
     num_calls: Count
     idle_s: float
@@ -162,36 +168,39 @@ class ComputeInfo(Message, kind="info"):
     record: Mapping[str, JsonObject]
     version: str
     python: str
-    born: str  # tells one lead of a compute from the next
-    before: Count | None = None  # how many nodes there were before a change
+    born: str  # distinguishes a compute's lead from its successor
+    before: Count | None = None  # the number of nodes before a change
 
 
 class CallAccepted(Message, kind="accepted"):
-    """The call is the lead's now."""
+    """The lead accepted the call."""
 
     id: str
 
 
 class CallForgotten(Message, kind="forgotten"):
-    """The call was here, and is not known any more."""
+    """The lead accepted this call but no longer keeps its outcome."""
 
     id: str
 
 
 class CallUnknown(Message, kind="unknown"):
-    """The call was never here."""
+    """The lead never received this call."""
 
     id: str
 
 
 class LeadEnding(Message, kind="leaving"):
-    """The lead does not take the call, and is about to hang up."""
+    """The lead rejects the call because it is about to close the connection."""
 
     id: str
 
 
 class CallAgain(Message, kind="again"):
-    """Say the call again, with the code that brings this digest up to date, or with what makes its object."""
+    """Send the call again with what the lead lacks.
+
+    That is the code changes since the digest `has` or, with `make`, the object's constructor.
+    """
 
     id: str
     has: str = ""
@@ -199,7 +208,7 @@ class CallAgain(Message, kind="again"):
 
 
 class CallQueued(Message, kind="queued"):
-    """So many calls run before it; the first of them."""
+    """The call is queued: the number of calls ahead of it, and the first of them."""
 
     id: str
     ahead: Count
@@ -207,20 +216,20 @@ class CallQueued(Message, kind="queued"):
 
 
 class CallWaiting(Message, kind="waiting"):
-    """What the call waits for."""
+    """The call waits for something other than its turn."""
 
     id: str
     what: str
 
 
 class CallStarted(Message, kind="started"):
-    """A call that had to wait runs."""
+    """A call that was waiting is running."""
 
     id: str
 
 
 class CallSaid(Message, kind="said"):
-    """A line for whoever waits for the call."""
+    """A line of text for the clients that wait for the call."""
 
     id: str
     line: str
@@ -230,11 +239,11 @@ class CallPrinted(Message, kind="log"):
     """Records of a rank's log, in the body."""
 
     id: str
-    rank: int  # negative: of a node's own processes
+    rank: int  # negative for a node's own processes
 
 
 class CallResult(Message, kind="result"):
-    """A large answer of one rank; without a state, something that it yields."""
+    """A large answer of one rank. Without a state, an item that the rank yielded."""
 
     id: str
     rank: Count
@@ -248,7 +257,7 @@ class CallResult(Message, kind="result"):
 
 
 class CallResults(Message, kind="results"):
-    """Small answers of several ranks, one after another in the body; `ends`: all is well, and over."""
+    """Small answers of several ranks, concatenated in the body. With `ends`, the call has succeeded."""
 
     id: str
     ends: bool
@@ -256,7 +265,7 @@ class CallResults(Message, kind="results"):
 
 
 class CallEnded(Message, kind="done"):
-    """How the call ended."""
+    """Final state of a call that has ended."""
 
     id: str
     state: CallState
@@ -264,25 +273,25 @@ class CallEnded(Message, kind="done"):
 
 
 class CallStatusTold(Message, kind="call_status"):
-    """What is known of a call, in the form of a job's status."""
+    """A call's status, in the form of a job's status."""
 
     id: str
     status: JobStatus
 
 
 class CallLogsTold(Message, kind="call_logs"):
-    """Rank, node and length of each stretch of log in the body."""
+    """Log sections in the body: the rank, node and length of each."""
 
     id: str
     files: Sequence[Sequence[int]]
 
 
-# -- who says what -----------------------------------------------------------------------------
+# -- directions --------------------------------------------------------------------------------
 
 CLIENT_TO_COMPUTE_LEAD = Direction(
     "client",
     "compute's lead",
-    "What clients ask of a compute's lead.",
+    "Requests from clients to a compute's lead.",
     *CLIENT_TO_LEAD.kinds.values(),
     *(PayloadPart, SyncCode, MakeObject, SetProfile),
     *(AskCall, AttendCall, EndCall, AskCallStatus, AskCallLogs),
@@ -291,7 +300,7 @@ CLIENT_TO_COMPUTE_LEAD = Direction(
 COMPUTE_LEAD_TO_CLIENT = Direction(
     "compute's lead",
     "client",
-    "What clients of a compute are told.",
+    "Answers and reports from a compute's lead to its clients.",
     *LEAD_TO_CLIENT.kinds.values(),
     *(PayloadPart, ComputeInfo),
     *(CallAccepted, CallForgotten, CallUnknown, LeadEnding, CallAgain),

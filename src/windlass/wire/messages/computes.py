@@ -1,6 +1,7 @@
-"""What the nodes of a compute and their lead say to each other, and a node and its ranks that take calls.
+"""Messages between a compute's lead and its nodes, and between a node and the ranks that take calls.
 
-A node hands calls on to its ranks as they come; what ranks answer, it hands to the lead with their numbers.
+A node forwards calls to its ranks unchanged. It adds the rank's number to each answer and forwards it to
+the lead.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ if TYPE_CHECKING:
     from windlass.spec.work import ImageStep
     from windlass.wire.results import ErrorInfo
 
-# -- payloads and code, from clients, too ------------------------------------------------------
+# -- payloads and code, also from clients ------------------------------------------------------
 
 
 class PayloadPart(Message, kind=names.PART_FRAME):
-    """A part of a large payload, in the body; parts come in order, before what they belong to."""
+    """A part of a large payload, in the body. Parts arrive in order, before their message."""
 
     payload: str
 
 
 class SyncCode(Message, kind="sync"):
-    """Files of a project, as an archive in the body, that bring it from one digest to another."""
+    """An archive in the body that updates a project from one digest to another."""
 
     project: str
     base: str
@@ -48,7 +49,7 @@ class SyncCode(Message, kind="sync"):
 
 
 class MakeObject(Message, kind="make"):
-    """What makes the object of a kept world: a class and its arguments, in the body."""
+    """Create the object of a kept world. The body holds its class and arguments."""
 
     sizes: Sequence[Count]
     world: Count = 0
@@ -58,7 +59,7 @@ class MakeObject(Message, kind="make"):
 
 
 class RunCall(Message, kind="call"):
-    """Run a call on the ranks of a world; what is called is in the body, or in a file."""
+    """Run a call on the ranks of a world. The payload is in the body or in a file."""
 
     id: str
     world: Count
@@ -70,21 +71,21 @@ class RunCall(Message, kind="call"):
     reload: bool  # the project has changed since the last call
     is_watched: bool
     sources: Mapping[str, str]  # for tracebacks
-    meeting: Mapping[str, str]  # variables that say where ranks find each other
+    meeting: Mapping[str, str]  # rendezvous variables
     part: Count  # of the store, for this call alone
     file: str = ""
-    payload: str = ""  # the key of parts that came before
-    is_ours: bool = False  # the file is the node's to remove
+    payload: str = ""  # the key of parts sent earlier
+    is_ours: bool = False  # the node removes the file
 
 
 class SendMore(Message, kind="more"):
-    """The readers of a stream have caught up."""
+    """Send more items of a stream, because its readers have caught up."""
 
     world: Count
 
 
 class ForkWorld(Message, kind="fork_world"):
-    """Fork the ranks of a world; they wait for calls."""
+    """Fork the ranks of a world. They then wait for calls."""
 
     world: Count
     nodes: Sequence[NodePlan]
@@ -94,7 +95,7 @@ class ForkWorld(Message, kind="fork_world"):
 
 
 class SetUpNode(Message, kind="setup"):
-    """Run the image's steps that were not run yet, with these variables; None takes one away."""
+    """Run the image's pending steps with these variables. A value of None removes a variable."""
 
     env: Mapping[str, str | None]
     steps: Sequence[ImageStep]
@@ -103,14 +104,14 @@ class SetUpNode(Message, kind="setup"):
     cwd: str = ""
 
 
-# -- what nodes tell ---------------------------------------------------------------------------
+# -- reports of nodes --------------------------------------------------------------------------
 
 
 class CallAnswer(Message, kind="answer"):
-    """How a rank ended its part of a call; the value or the exception is in the body, or in a file."""
+    """A rank ended its part of a call. The value or exception is in the body or in a file."""
 
     call: str = ""
-    rank: Count = 0  # said by its node
+    rank: Count = 0  # set by the node
     state: RankState = RankState.RETURNED
     sizes: Sequence[Count] = ()
     at_s: float = 0.0
@@ -122,20 +123,20 @@ class CallAnswer(Message, kind="answer"):
 
 
 class CallItem(Message, kind="item"):
-    """What a generator of rank 0 yields."""
+    """An item that a generator on rank 0 yielded."""
 
     call: str
     rank: Count = 0
     sizes: Sequence[Count] = ()
     at_s: float = 0.0
-    waits: bool = False  # until it is told to send more
+    waits: bool = False  # the rank waits for SendMore
     file: str = ""
     payload: str = ""
     is_ours: bool = False
 
 
 class RankPrinted(Message, kind="log"):
-    """Records of a rank's log, in the body; of a framework's own processes where its number is negative."""
+    """Records of a rank's log, in the body. A negative rank stands for a framework's own processes."""
 
     world: Count
     rank: int
@@ -143,13 +144,13 @@ class RankPrinted(Message, kind="log"):
 
 
 class WorldAbsent(Message, kind="absent"):
-    """A call came for ranks that are not here any more."""
+    """A call arrived for ranks that no longer exist on this node."""
 
     world: Count
 
 
 class CodeSynced(Message, kind="synced"):
-    """A project is at a digest; or why not."""
+    """A project is at a digest, or `error` explains why not."""
 
     project: str
     digest: str
@@ -157,32 +158,32 @@ class CodeSynced(Message, kind="synced"):
 
 
 class SettingUp(Message, kind="setting_up"):
-    """A line of what the steps say."""
+    """A line of the steps' output."""
 
     line: str
 
 
 class NodeSetUp(Message, kind="set_up"):
-    """The set-up is done; or why not."""
+    """The set-up is done, or `error` explains why not."""
 
     digest: str
     error: str = ""
     hint: str = ""
 
 
-# -- who says what -----------------------------------------------------------------------------
+# -- directions --------------------------------------------------------------------------------
 
 LEAD_TO_COMPUTE_NODE = Direction(
     "lead",
     "compute's node",
-    "Orders of a compute's lead to the agents of its nodes.",
+    "Orders from a compute's lead to the agents of its nodes.",
     *(Welcome, Refused, Heartbeat, GiveIndex, EndAgent, PayloadPart, SyncCode, SetUpNode),
     *(ForkWorld, MakeObject, RunCall, SendMore, EndWorld, OpenStore, CloseStore),
 )
 COMPUTE_NODE_TO_LEAD = Direction(
     "compute's node",
     "lead",
-    "What the agents of a compute's nodes tell its lead.",
+    "Reports from the agents of a compute's nodes to its lead.",
     *(Hello, Heartbeat, JoinLead, NodeLeaving, PayloadPart, CodeSynced, SettingUp, NodeSetUp),
     *(ImportsReady, RankReport, NodeTrouble, CallAnswer, CallItem, RankPrinted),
     *(RankEnded, WorldAbsent, WorldCleared, StoreReady, StoreGone),
@@ -190,12 +191,12 @@ COMPUTE_NODE_TO_LEAD = Direction(
 NODE_TO_RANK = Direction(
     "node",
     "rank that takes calls",
-    "What a rank that takes calls is told, over the socket pair it was forked with.",
+    "Orders to a rank that takes calls, over the socket pair it was forked with.",
     *(MakeObject, RunCall, SendMore),
 )
 CALL_RANK_TO_NODE = Direction(
     "rank that takes calls",
     "node",
-    "What such a rank answers.",
+    "Answers from a rank that takes calls.",
     *(CallAnswer, CallItem),
 )

@@ -1,4 +1,7 @@
-"""Between an agent and its fork server: requests, with pipes attached, one way; lines of JSON the other."""
+"""Messages between an agent and its fork server.
+
+Requests carry pipes with them. Events return as lines of JSON.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ForkRequest(Message):
-    """What an agent asks for."""
+    """Base class of an agent's requests."""
 
     tag: ClassVar[str] = "kind"
 
@@ -25,10 +28,10 @@ class PreloadModules(ForkRequest, kind="preload"):
 
 
 class CallRankSetup(Message):
-    """What a rank that takes calls is told when it starts."""
+    """Settings of a rank that takes calls, sent when it starts."""
 
     framework: str
-    keep: bool  # it stays after a call
+    keep: bool  # the rank stays after a call
     start: str
     cwd: str
     root: str  # of the project
@@ -38,40 +41,40 @@ class CallRankSetup(Message):
 
 
 class ForkRank(ForkRequest, kind="rank"):
-    """Fork a rank; its two streams come with it and, where it takes calls, its channel."""
+    """Fork a rank. Its two streams are attached, and its channel if it takes calls."""
 
     framework: str
     rank: Count
     attempt: Count
     env: Mapping[str, str]
-    forget: Sequence[str] = ()  # variables of the server's that are not the rank's
+    forget: Sequence[str] = ()  # variables of the server that the rank must not inherit
     plan: str = ""  # the path of its job's plan
-    about: CallRankSetup | None = None  # of a rank that takes calls
+    about: CallRankSetup | None = None  # only for a rank that takes calls
 
 
 class ClusterNode(Message):
-    """One node's part of a cluster that a framework has on all nodes; node 0 opens it, others join.
+    """One node's part of a cluster that a framework runs on all nodes.
 
-    The lead says what they have in common, the node adds where it is.
+    Node 0 opens it and the others join. The lead sets the shared fields, and the node adds its own.
     """
 
     size: NodeSize
     num_nodes: Count
     secret: str
-    version: str = ""  # of the framework's library at the client
+    version: str = ""  # of the framework's library on the client
     pretends_gpus: bool = False
     joins: bool = False
     index: Count = 0
-    own_address: str = ""  # empty: all nodes are on this machine
-    folder: str = ""  # for sockets and files of its own
+    own_address: str = ""  # empty if all nodes are on this machine
+    folder: str = ""  # for its own sockets and files
     cwd: str = ""
     paths: Sequence[str] = ()  # import paths
     env: Mapping[str, str] = {}  # of the job
-    forget: Sequence[str] = ()  # variables of the fork server's that are not its own
+    forget: Sequence[str] = ()  # variables of the fork server that it must not inherit
 
 
 class ForkStore(ForkRequest, kind="store"):
-    """Fork a process that opens the store of a framework."""
+    """Fork a process that opens a framework's store."""
 
     framework: str
     attempt: Count
@@ -81,19 +84,19 @@ class ForkStore(ForkRequest, kind="store"):
 
 
 class GuardRanks(ForkRequest, kind="guard"):
-    """End all processes when the lease lapses whose memory comes with this; see `agent.rank_lease`."""
+    """End all processes when the attached lease expires. See `agent.rank_lease`."""
 
-    backstop_s: float  # after that, the kernel ends a fork server that did not
+    backstop_s: float  # after this, the kernel ends a fork server that still runs
 
 
 class ForkEvent(Message):
-    """What the fork server tells."""
+    """Base class of the fork server's events."""
 
     tag: ClassVar[str] = "event"
 
 
 class ModulesImported(ForkEvent, kind="ready"):
-    """What was asked for is imported; `culprit` started threads, so that ranks are spawned."""
+    """The requested modules are imported. `culprit` started threads, so ranks are spawned."""
 
     modules: Sequence[str]
     missing: Mapping[str, str]
@@ -110,14 +113,14 @@ class ProcessStarted(ForkEvent, kind="started"):
 
 
 class StoreStarted(ForkEvent, kind="storing"):
-    """The process of a store was forked."""
+    """A store's process was forked."""
 
     attempt: Count
     pid: Count
 
 
 class StoreOpened(ForkEvent, kind="store"):
-    """The port of a store; 0 where there can be none."""
+    """The port of a store, or 0 if it could not be opened."""
 
     attempt: Count
     port: Port
@@ -128,25 +131,25 @@ class StoreOpened(ForkEvent, kind="store"):
 
 
 class ProcessExited(ForkEvent, kind="exited"):
-    """A child is gone; the code is negative for a signal."""
+    """A child exited. The code is negative for a signal."""
 
     pid: Count
     code: int
 
 
 class ForkServerGone(ForkEvent, kind="gone"):
-    """Said by the agent to itself: the fork server died, and all that it had forked."""
+    """The fork server and its children died. The agent sends this to itself."""
 
 
 NODE_TO_FORK_SERVER = Direction(
     "node",
     "fork server",
-    "Requests of an agent to its fork server: a length, then JSON.",
+    "Requests from an agent to its fork server: a length, then JSON.",
     *(PreloadModules, ForkRank, ForkStore, GuardRanks),
 )
 FORK_SERVER_TO_NODE = Direction(
     "fork server",
     "node",
-    "What a fork server tells its agent, one line of JSON each.",
+    "Events from a fork server to its agent, one line of JSON each.",
     *(ModulesImported, ProcessStarted, StoreStarted, StoreOpened, ProcessExited),
 )

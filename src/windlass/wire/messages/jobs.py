@@ -1,6 +1,6 @@
-"""What the nodes of a job and their lead say to each other, and a job's clients and the lead.
+"""Messages between a job's lead and its nodes, and between the lead and the job's clients.
 
-Node 0 and the lead are one process, which says the same without a wire.
+Node 0 and the lead share a process and pass the same messages in memory.
 """
 
 from __future__ import annotations
@@ -35,80 +35,80 @@ if TYPE_CHECKING:
 
 
 class StartAttempt(Message, kind="start"):
-    """Start the ranks of an attempt, on these nodes; they meet at this address."""
+    """Start the ranks of an attempt on these nodes, with this rendezvous address."""
 
     attempt: Count
     nodes: Sequence[Count]
     address: str
     port: Port
-    has_store: bool  # torch's store is open there
-    secret: str = ""  # that lets ranks in
+    has_store: bool  # torch's store is open at this address
+    secret: str = ""  # admits ranks to the store
     members: Sequence[str] = ()  # addresses of a cluster's nodes
 
 
 class ReleaseRanks(Message, kind="release"):
-    """All ranks are done: those that wait for their peers may end."""
+    """Let ranks that wait for their peers exit, because all ranks are done."""
 
 
 class KeepHandover(Message, kind="remember"):
-    """Keep what the lead knows, for the one that may come after it."""
+    """Keep the lead's state for a possible successor."""
 
     memory: LeadHandover
 
 
 class FlushFiles(Message, kind="flush"):
-    """Send what ranks left, and say when all of it was sent."""
+    """Send the files of ranks, and report when all are sent."""
 
 
 class EndAgent(Message, kind="end"):
-    """The job has ended, or goes on without this node."""
+    """Exit, because the job has ended or continues without this node."""
 
     has_failed: bool = False
 
 
 class FilesHere(Message, kind="has"):
-    """How much the lead has of the files that ranks left."""
+    """The number of bytes that the lead has of each file of the ranks."""
 
     files: Mapping[str, Count]
 
 
-# -- what nodes tell ---------------------------------------------------------------------------
+# -- reports of nodes --------------------------------------------------------------------------
 
 
 class JoinLead(Message, kind="join"):
-    """A node is there, with what it knows of the lead before this one."""
+    """A node joins, with the state it kept of the previous lead."""
 
     pid: Count
     python: str
-    host: str = ""  # the machine it is on, where that has a name of its own
-    pod: str = ""  # its name, where it is one
+    host: str = ""  # the node's machine, if that has its own name
+    pod: str = ""  # the pod's name, if the node is a pod
     address: str = ""
     is_prepared: bool = True  # it has the code and the payload
-    has: Mapping[str, Count] | None = None  # of the job's inputs
+    has: Mapping[str, Count] | None = None  # bytes that it has of the job's inputs
     memory: LeadHandover | None = None
-    incarnation: str = ""  # which agent of its index it is
+    incarnation: str = ""  # identifies this agent among those of its index
     lost_lead: LostLead | None = None
 
 
 class InputsReady(Message, kind="prepared"):
-    """The node has the code and the payload now."""
+    """The node now has the code and the payload."""
 
 
 class NodeLeaving(Message, kind="leaving"):
-    """The node was told to stop; its ranks end."""
+    """The node received a request to stop and ends its ranks."""
 
     why: str = ""
 
 
 class RankStarted(Message, kind="started"):
-    """A rank's process is there."""
+    """A rank's process has started."""
 
     rank: Count
     pid: Count
 
 
 class ImportsReady(Message, kind="ready"):
-    """The fork server has imported all it can; `culprit` started threads, so that ranks are spawned."""
+    """The fork server has imported all it can. `culprit` started threads, so ranks are spawned."""
 
     is_complete: bool
     missing: Mapping[str, str]
@@ -117,11 +117,11 @@ class ImportsReady(Message, kind="ready"):
 
 
 class FilesFlushed(Message, kind="flushed"):
-    """All that ranks left was sent."""
+    """All files of the ranks were sent."""
 
 
 class NodeTrouble(Message, kind="trouble"):
-    """Something that the job's conditions should say."""
+    """A problem to show in the job's conditions."""
 
     reason: str
     message: str
@@ -131,13 +131,13 @@ class NodeTrouble(Message, kind="trouble"):
 
 
 class HoldLease(Message, kind="lease"):
-    """The client holds the job's lease from now on, or no longer."""
+    """Take or release the job's lease."""
 
     held: bool
 
 
 class CancelJob(Message, kind="cancel"):
-    """End the job; `interrupt`: ranks hear it as Ctrl-C."""
+    """End the job. With `interrupt`, ranks receive it as Ctrl-C."""
 
     now: bool = False
     why: str = ""
@@ -145,27 +145,27 @@ class CancelJob(Message, kind="cancel"):
 
 
 class AllRead(Message, kind="read_all"):
-    """The client has a final status, and so all it speaks of."""
+    """The client has read the final status and all files that it lists."""
 
 
 class InputsWanted(Message, kind="wants"):
-    """Whether the client should send the code and the payload."""
+    """Request the code and the payload from the client, or decline them."""
 
     inputs: bool
 
 
 class Heard(Message, kind="ok"):
-    """An order was heard; of which call, if it was about one."""
+    """The lead received an order."""
 
-    id: str = ""
+    id: str = ""  # the call that the order was about, if any
 
 
-# -- who says what -----------------------------------------------------------------------------
+# -- directions --------------------------------------------------------------------------------
 
 LEAD_TO_NODE = Direction(
     "lead",
     "node",
-    "Orders of a job's lead to the agents of its other nodes.",
+    "Orders from a job's lead to the agents of its other nodes.",
     *(Welcome, Refused, Heartbeat, FilePiece, GiveIndex),
     *(StartAttempt, OpenStore, CloseStore, ReleaseRanks, EndWorld, KeepHandover),
     *(FlushFiles, EndAgent, FilesHere),
@@ -173,7 +173,7 @@ LEAD_TO_NODE = Direction(
 NODE_TO_LEAD = Direction(
     "node",
     "lead",
-    "What the agents of a job's nodes tell its lead.",
+    "Reports from the agents of a job's nodes to its lead.",
     *(Hello, Heartbeat, FilePiece),
     *(JoinLead, InputsReady, NodeLeaving, WorldCleared),
     *(RankStarted, RankRunning, RankDone, RankEnded, RankReport),
@@ -182,12 +182,12 @@ NODE_TO_LEAD = Direction(
 CLIENT_TO_LEAD = Direction(
     "client",
     "lead",
-    "What a job's clients say to its lead.",
+    "Requests from a job's clients to its lead.",
     *(Hello, Heartbeat, FilePiece, HoldLease, CancelJob, AllRead),
 )
 LEAD_TO_CLIENT = Direction(
     "lead",
     "client",
-    "What a job's lead tells its clients.",
+    "Answers from a job's lead to its clients.",
     *(Welcome, Refused, Heartbeat, FilePiece, InputsWanted, Heard),
 )

@@ -1,6 +1,6 @@
-"""What is said on every link to a lead, whoever is at its other end: how it begins, that it lives, files.
+"""Messages on every connection to a lead: the handshake, heartbeats and files.
 
-The first frame is a hello, the answer to it a welcome or a refusal.
+The first frame is a hello. The lead answers with a welcome or a refusal.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ if TYPE_CHECKING:
 
 
 class Hello(Message, kind="hello"):
-    """The first frame: who is there, and which protocol is spoken."""
+    """The first frame: the sender's identity and its protocol version."""
 
     version: Count
     role: str
     job_id: str
     node: Count | None = None
     lease: bool = False  # a client that holds the job's lease
-    has: Mapping[str, Count] | None = None  # a client that wants files: how much it has of each
-    farewell: Seat | None = None  # a node that ends for good, and has no lead
-    memory: LeadHandover | None = None  # what that node knows
-    asks_index: str = ""  # an agent that has no index of its own: which one it is
-    agent: str = ""  # the same of one that was given its index
-    last_lead: str = ""  # the lead that gave it, or that it knew last
+    has: Mapping[str, Count] | None = None  # from a client that wants files: bytes it has of each
+    farewell: Seat | None = None  # from a node that ends permanently and has no lead
+    memory: LeadHandover | None = None  # the lead's state that this node kept
+    asks_index: str = ""  # identity of an agent that has no index yet
+    agent: str = ""  # identity of an agent that received its index from a lead
+    last_lead: str = ""  # the lead that assigned the index, or the last known one
 
 
 class Welcome(Message, kind="welcome"):
-    """The hello was a good one."""
+    """The lead accepted the hello."""
 
 
 class Refused(Message, kind="refused"):
-    """Why the other side hangs up."""
+    """The hello was rejected, and the connection is closed."""
 
     why: str = "refused"
     hint: str = ""
 
 
 class GiveIndex(Message, kind="index"):
-    """The index of an agent that has none of its own; None: there is none for it now."""
+    """The index assigned to an agent, or None if none is free now."""
 
     index: Count | None
     lead: str
 
 
 class Heartbeat(Message, kind="heartbeat"):
-    """Whoever says it is alive."""
+    """The sender is alive."""
 
 
 class FilePiece(Message, kind="piece"):
-    """A stretch of a file, in the body; of a file that appears whole, how long that will be."""
+    """A section of a file, in the body."""
 
     path: str
     offset: Count
-    total_bytes: Count | None = None
+    total_bytes: Count | None = None  # set if the file must appear only when complete

@@ -1,6 +1,6 @@
-"""What a rank tells its agent by datagrams; all but the outcome goes on to the lead as it is.
+"""Datagrams from a rank to its agent. The agent forwards all but the outcome to the lead unchanged.
 
-Loaded in users' processes, so nothing else is.
+Users' processes import this module, so it imports little.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RankRunning(Message, kind="running"):
 
 
 class RankDone(Message, kind="done"):
-    """The rank has returned, and waits for its peers."""
+    """The rank has returned and waits for its peers."""
 
     rank: Count
     attempt: Count
@@ -33,7 +33,7 @@ class RankDone(Message, kind="done"):
 
 
 class RankRaised(Message, kind="outcome"):
-    """The rank raised or exited: the first line of its result file."""
+    """The rank raised or exited. `header` is the first line of its result file."""
 
     rank: Count
     attempt: Count
@@ -42,7 +42,7 @@ class RankRaised(Message, kind="outcome"):
 
 
 class RankReport(Message, kind="report"):
-    """Where the rank is, as it says with `wl.report`."""
+    """The rank's progress, as reported with `wl.report`."""
 
     rank: Count
     attempt: Count

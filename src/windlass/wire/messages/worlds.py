@@ -1,4 +1,4 @@
-"""What leads and nodes say to each other about a world of ranks, be it an attempt of a job or one of calls.
+"""Messages between leads and nodes about a world of ranks, for an attempt of a job or for calls.
 
 The number of an attempt is the number of its world.
 """
@@ -18,65 +18,68 @@ if TYPE_CHECKING:
 
 
 class EndWorld(Message, kind="stop"):
-    """End the ranks of a world; with `now` at once, else with a signal, and after the grace by force."""
+    """End the ranks of a world with a signal, then kill them after the grace period.
+
+    With `now`, kill them immediately.
+    """
 
     world: Count
     now: bool
     signal: Count
-    within_s: float | None = None  # bounds the grace
+    within_s: float | None = None  # upper bound of the grace period
 
 
 class OpenStore(Message, kind="open_store"):
-    """Open a store of a framework, in which the ranks of one world meet, or those of all worlds.
+    """Open a framework's rendezvous store for the ranks of one world or of all worlds.
 
-    Where that is a cluster, this node's part of it.
+    If the framework runs a cluster, open this node's part of it.
     """
 
     number: Count
     framework: str
     address: str
-    port: Port  # 0: any
-    preload: Sequence[str] = ()  # what the store is made of
+    port: Port  # 0 for any
+    preload: Sequence[str] = ()  # modules that the store needs
     cluster: ClusterNode | None = None
 
 
 class CloseStore(Message, kind="close_store"):
-    """Close a store: another one takes its place."""
+    """Close a store, because another one replaces it."""
 
     number: Count
 
 
-# -- what nodes tell ---------------------------------------------------------------------------
+# -- reports of nodes --------------------------------------------------------------------------
 
 
 class RankEnded(Message, kind="outcome"):
-    """How a rank ended, as it says itself, or, with `exited`, as its process did."""
+    """A rank ended: as the rank reported it or, with `exited`, as its process exited."""
 
     outcome: Outcome
     exited: bool = True
-    given: str = ""  # the call that it was given last
-    answered: str = ""  # the one that it answered last
+    given: str = ""  # the last call that it received
+    answered: str = ""  # the last call that it answered
 
 
 class WorldCleared(Message, kind="cleared"):
-    """No rank of a world is left on the node."""
+    """No rank of a world remains on the node."""
 
     world: Count
-    is_last: bool = False  # nor of any other world
+    is_last: bool = False  # no rank of any other world remains either
 
 
 class StoreReady(Message, kind="store"):
-    """The port of a store; 0 where there can be none."""
+    """The port of a store, or 0 if it could not be opened."""
 
     number: Count
     port: Port
-    address: str = ""  # empty: the one that it was told
+    address: str = ""  # empty for the address in the order
     error: str = ""  # why a cluster's node could not start
-    note: str = ""  # what people should know of it
-    dashboard: str = ""  # address and port of a cluster's page, where it is not at its usual port
+    note: str = ""  # a note for the user
+    dashboard: str = ""  # address and port of a cluster's dashboard, if the port is unusual
 
 
 class StoreGone(Message, kind="store_gone"):
-    """The process of a store is gone."""
+    """A store's process has exited."""
 
     number: Count
