@@ -30,7 +30,7 @@ METHODS = {
 REFUSED_METHODS = {
     "train": "the trainer's loop runs the steps; on_start and on_end of a callback surround it",
     "train_epoch": "the trainer's loop runs the steps; override train_step or set_epoch, "
-    "or write a callback with on_step and on_epoch",
+    "or write a callback",
     "validation_epoch": "override validation_step, or complete_metrics for metrics of all batches",
     "test_epoch": "override test_step, and give execute() a test dataset",
     "save_checkpoint": "the trainer saves by itself; checkpoint_every and keep say when",
@@ -94,10 +94,8 @@ REFUSED_SETTINGS = {
     "shuffle_test": "the test data are read once, in their own order",
     "optim_momentum": _OPTIMIZER,
     "optim_betas": _OPTIMIZER,
-    "optim_weight_decay": "weight_decay spares biases and norms here, and itwinai's does not; "
-    "for the same, give optimizer= a function",
-    "lr_scheduler": "set self.lr_scheduler in create_model_loss_optimizer, or give scheduler=, "
-    "which steps after each optimizer step",
+    "optim_weight_decay": "weight_decay excludes biases and norms; give optimizer= a function",
+    "lr_scheduler": "set self.lr_scheduler in create_model_loss_optimizer, or give scheduler=",
     "lr_scheduler_step_size": "make the scheduler in create_model_loss_optimizer",
     "lr_scheduler_gamma": "make the scheduler in create_model_loss_optimizer",
     "dist_backend": "gloo on CPUs and NCCL on GPUs are chosen; get_context(backend=) sets another",
