@@ -43,7 +43,7 @@ def test_201_calls_during_a_broken_line(compute, tmp_path):
     calling._connection.close()
     echo = wl.fn(once.echo, keep="process").to(compute)
     assert [echo(number) for number in range(KEPT_CALLS + 1)] == list(range(KEPT_CALLS + 1))
-    with pytest.raises(wl.JobNotFound, match="not known any more") as caught:
+    with pytest.raises(wl.JobNotFound, match="outcome is no longer known") as caught:
         calling.follow()
     assert not caught.value.retryable
     assert path.read_text() == "once\n"

@@ -53,7 +53,7 @@ def test_as_json(windlass):
         ("mine.py", "1/0", "importing mine.py raised ZeroDivisionError: division by zero"),
         ("mine.py", "kt.Image('A b')", "cannot be the name of an image"),
         ("mine.py", "import sys; sys.exit(3)", "importing mine.py raised SystemExit: 3"),
-        ("mine.py::bare", "bare = kt.Image()", "names no image to start from"),
+        ("mine.py::bare", "bare = kt.Image()", "has no base image"),
     ],
 )
 def test_what_has_none(windlass, project, target, more, message):

@@ -248,7 +248,7 @@ def test_what_makes_an_object_is_said_where_it_is_asked_for(capsys):
         call = home.make_call(constructor=[b"class", b"args"], was_made=True)
         call.send()
         assert call.follow().value(0) == "done"
-    assert "work: the processes that held it ended; it is made anew" in capsys.readouterr().err
+    assert "work: the processes that held the object ended; it is created again" in capsys.readouterr().err
 
 
 def test_an_object_that_nobody_here_can_make_is_lost():
@@ -338,5 +338,5 @@ def test_a_value_that_cannot_be_rebuilt_here_is_told_so():
     with scripted(lead) as home:
         call = home.make_call()
         call.send()
-        with pytest.raises(RemoteError, match="rank 0 returned what cannot be rebuilt here"):
+        with pytest.raises(RemoteError, match="rank 0 returned a value that cannot be loaded here"):
             call.follow().value(0)

@@ -213,7 +213,7 @@ def test_a_call_that_was_forgotten_is_not_repeated():
     with scripted(broken, lead) as home:
         call = home.make_call()
         call.send()
-        with pytest.raises(JobNotFound, match="is not known any more") as caught:
+        with pytest.raises(JobNotFound, match="outcome is no longer known") as caught:
             call.follow()
         assert not caught.value.retryable
         assert len(home.idle) == 1

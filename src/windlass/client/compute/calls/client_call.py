@@ -48,7 +48,7 @@ from windlass.wire.status import Verdict
 
 RankAnswer = CallAnswer | CallResult
 _CHECK_EVERY_S = 2.0
-# what the lead may say before it takes a call, and that it has taken it, or had
+# messages before the lead accepts a call, and messages that imply it did
 _BEFORE_ACCEPTANCE = (CallAgain, LeadEnding, CallUnknown)
 _ACCEPTANCE = (CallAccepted, CallForgotten, CallResult, CallResults, CallEnded)
 RETENTION_HINT = (
@@ -58,7 +58,7 @@ RETENTION_HINT = (
 
 @dataclass(slots=True)
 class Reply:
-    """What came back."""
+    """Results of the ranks, and how the call ended."""
 
     results: dict[int, tuple[RankAnswer, list[memoryview]]] = field(default_factory=dict)
     state: CallState | None = None
@@ -72,12 +72,12 @@ class Reply:
             return payloads.unpack(segments)
         except Exception as error:
             raise RemoteError(
-                f"rank {rank} returned what cannot be rebuilt here: {type(error).__name__}: {error}",
-                hint="import what it is made of here too, or return plain values",
+                f"rank {rank} returned a value that cannot be loaded here: {type(error).__name__}: {error}",
+                hint="make its types importable here too, or return plain values",
             ) from error
 
     def error(self) -> BaseException | None:
-        """What went wrong, of its own type where that can be rebuilt."""
+        """Return the call's error, with its original type if that can be loaded here."""
         verdict = self.verdict
         if verdict is None:
             return None
@@ -93,7 +93,7 @@ class Reply:
             error=answer.error,
         )
         error = load_error(about, b"".join(segments[:1]))
-        if isinstance(error, SystemExit):  # which would end this process as well
+        if isinstance(error, SystemExit):  # raising it would end this process too
             return make_failure(verdict)
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(f"windlass: {verdict.message}")
@@ -101,14 +101,17 @@ class Reply:
 
 
 def adapt_verdict(verdict: Verdict, call_id: str) -> Verdict:
-    """The verdict on a call: what to type next is said of the call, which is tried once."""
+    """Return a job's verdict as the verdict of a call.
+
+    The suggested commands name the call. The attempt is 0, because a call is tried only once.
+    """
     job_id = call_id.rpartition(".")[0]
     words = [call_id if word == job_id else word for word in verdict.next.split(" ")]
     return replace(verdict, attempt=0, next=" ".join(words))
 
 
 class Home(Protocol):
-    """What a call needs of its compute."""
+    """Interface that a call needs from its compute."""
 
     @property
     def is_remote(self) -> bool: ...
@@ -123,10 +126,10 @@ class Home(Protocol):
         """Keep a connection for the next call."""
 
     def notify(self, message: Message) -> None:
-        """Send a message to the lead, if it lives."""
+        """Send a message to the lead, if it is alive."""
 
     def report_wait(self, what: str) -> None:
-        """Show what a call waits for, and repair what can be repaired."""
+        """Show what a call waits for, and replace missing nodes if possible."""
 
 
 def _describe_queue(num_ahead: int, first: str) -> str:
@@ -135,7 +138,7 @@ def _describe_queue(num_ahead: int, first: str) -> str:
 
 
 class ClientCall:
-    """One call under way."""
+    """One call in progress."""
 
     def __init__(
         self, home: Home, request: CallRequest, on_log: Callable[[int, bytes], None]
@@ -144,12 +147,12 @@ class ClientCall:
         self._request = request
         self._connection: Connection | None = None
         self._lead = ""
-        self._since = 0  # so many calls that lead had taken before it can have taken this one
+        self._since = 0  # calls that the lead had accepted before this one
         self._file = ""
         self._has_resumed = False
         self._payloads: dict[str, bytearray] = {}
-        self._waiting = ""  # for what
-        self._refusal = ""  # why the lead hung up on it last
+        self._waiting = ""  # what the call waits for
+        self._refusal = ""  # reason of the lead's last refusal
         self.reply = Reply()
         self._on_log = on_log
 
@@ -214,7 +217,7 @@ class ClientCall:
             connection.send(message.replaced(file=self._file))
 
     def wait_for_acceptance(self) -> None:
-        """Until the lead has taken it: it goes on without us from then on."""
+        """Wait until the lead accepts the call, which then continues without this process."""
         while True:
             received = self._receive(None, is_waiting=False)
             if received is None or getattr(received.message, "id", "") != self._request.id:
@@ -222,21 +225,23 @@ class ClientCall:
             if isinstance(received.message, _BEFORE_ACCEPTANCE):
                 self._handlers[type(received.message)](self, *received)
             elif isinstance(received.message, _ACCEPTANCE):
-                self.release(
-                    is_broken=self._has_resumed
-                )  # where its lead would go on telling of it
+                # after a resume the lead keeps sending this call's messages on the connection
+                self.release(is_broken=self._has_resumed)
                 return
 
     # -- following -----------------------------------------------------------------------------
 
     def follow(self, *, wait_s: float | None = None) -> Reply:
-        """Until it has ended; WaitTimeout when that takes longer than `wait_s`, and it goes on."""
+        """Wait until the call ends.
+
+        Raises WaitTimeout after `wait_s` seconds. The call then continues.
+        """
         for _ in self.items(wait_s=wait_s):
             pass
         return self.reply
 
     def items(self, *, wait_s: float | None = None) -> Iterator[Any]:
-        """What a generator yields, as it comes, until the call has ended."""
+        """Yield the items of a generator as they arrive, until the call ends."""
         deadline = None if wait_s is None else time.monotonic() + wait_s
         self._waiting, call_id = "", self._request.id
         while not self.reply.state:
@@ -254,12 +259,13 @@ class ClientCall:
         self.release()
 
     def _receive(self, deadline: float | None, *, is_waiting: bool) -> Received | None:
-        """Return the next message, reconnecting if needed; None every 2 s while the call waits."""
+        """Return the next message, reconnecting if needed. Return None every 2 s while the call waits."""
         while True:
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
                 raise WaitTimeout(
-                    f"the call {self._request.id} is not done yet", hint="it goes on; wait again"
+                    f"the call {self._request.id} is not done yet",
+                    hint="it is still running; wait again",
                 )
             try:
                 if self._connection is None:
@@ -276,7 +282,7 @@ class ClientCall:
                 return received
 
     def _check_refusal(self, error: ProtocolError) -> None:
-        """What was refused twice in the same words would be refused for ever."""
+        """Raise a refusal that the lead repeated: another try would fail too."""
         if error.message == self._refusal:
             self._drop_connection()
             raise error
@@ -295,45 +301,48 @@ class ClientCall:
             self._drop_connection()
 
     def _forget_lead_name(self, _message: LeadEnding, _body: bytes) -> None:
-        """It did not take the call, and is about to hang up."""
+        """Allow another lead: this one did not accept the call and is closing the connection."""
         self._lead = ""
 
     def _check_lead(self, _message: CallUnknown, _body: bytes) -> None:
-        """The lead that answers never heard of it: it was not said whole."""
+        """Send the call again: the lead never received all of it."""
         if self._connection is None or not self._request.segments:
-            raise self._lost()  # or it was not said from here, and nobody can say it again
+            raise self._lost()  # another process sent the call: its arguments are not here
         self._try_send()
 
     def _lost(self) -> NodeLost:
         return NodeLost(
-            f"node 0 was lost during the call {self._request.id}, and with it the call",
-            hint="call again: another node 0 is there, or on its way",
+            f"node 0 was lost during the call {self._request.id}, and the call with it",
+            hint="call again: another node 0 is running or starting",
         )
 
     def _raise_forgotten(self, _message: CallForgotten, _body: bytes) -> None:
         forget(self._file)
         self.release()
         raise JobNotFound(
-            f"the call {self._request.id} was taken, and how it ended is not known any more",
-            hint=f"it may have run, and is not repeated; {RETENTION_HINT}",
+            f"the call {self._request.id} was accepted, but its outcome is no longer known",
+            hint=f"it may have run, so it is not repeated; {RETENTION_HINT}",
         )
 
     def _send_again(self, message: CallAgain, _body: bytes) -> None:
-        """It lacks something that was sent before: to another lead, or by another client since."""
+        """Send the call again, with the code or the object that the lead lacks.
+
+        An earlier message went to another lead, or another client has replaced the code since.
+        """
         self._request.has = message.has
         self._request.must_make |= message.make
         if message.make and self._request.was_made and self._request.profile is not None:
             name = self._request.profile.name
-            say(f"{name}: the processes that held it ended; it is made anew")
+            say(f"{name}: the processes that held the object ended; it is created again")
         if self._request.must_make and self._request.constructor is None:
             raise NodeLost(
                 "the object is gone with the processes that held it",
-                hint="make it anew: .to(compute) again",
+                hint="create it again: .to(compute)",
             )
         self._try_send()
 
     def _take_results(self, message: CallResults, body: bytes) -> None:
-        """Small answers of several ranks, one after another."""
+        """Store the small answers of several ranks, which share one body."""
         start = 0
         for answer in message.answers:
             end = start + sum(answer.sizes)
@@ -348,7 +357,7 @@ class ClientCall:
     def _take_item(self, message: CallResult, body: bytes) -> Any:
         segments = self._segments(message, body)
         if not self._home.is_remote:
-            forget(message.file)  # it is mapped, and nobody else wants it
+            forget(message.file)  # already mapped, and this process is its only reader
         return payloads.unpack(segments)
 
     def _take_printed(self, message: CallPrinted, body: bytes) -> None:
@@ -361,7 +370,7 @@ class ClientCall:
         self._payloads.setdefault(message.payload, bytearray()).extend(body)
 
     def _take_queued(self, message: CallQueued, _body: bytes) -> None:
-        """Most often for a moment: said only if it lasts."""
+        """Note what the call waits for. `items` shows it only if the wait lasts."""
         self._waiting = _describe_queue(message.ahead, message.first)
 
     def _take_waiting(self, message: CallWaiting, _body: bytes) -> None:
@@ -375,7 +384,7 @@ class ClientCall:
     def _segments(self, answer: RankAnswer, body: Any) -> list[memoryview]:
         if answer.payload:
             body = self._payloads.pop(answer.payload, bytearray())
-        elif answer.file and not self._home.is_remote:  # else a path of another machine
+        elif answer.file and not self._home.is_remote:  # a remote path is on another machine
             body = payloads.map_file(answer.file)
         return payloads.cut(body, answer.sizes)
 
@@ -385,7 +394,7 @@ class ClientCall:
             self.reply.verdict = adapt_verdict(message.verdict, self.id)
 
     def release(self, *, is_broken: bool = False) -> None:
-        """Return the connection for another call; close it if it is mid-answer."""
+        """Return the connection for another call, or close it if it is mid-answer."""
         waiting_line.end()
         if self._connection is not None:
             if is_broken:
@@ -395,10 +404,13 @@ class ClientCall:
             self._connection = None
 
     def cancel(self, why: str, *, interrupt: bool = False) -> None:
-        """End it; its end is heard as any other. `interrupt`: its ranks hear it as Ctrl-C."""
+        """Ask the lead to end the call, which then ends like any other.
+
+        With `interrupt`, the ranks receive it as Ctrl-C.
+        """
         self._home.notify(EndCall(id=self._request.id, why=why, interrupt=interrupt))
 
-    # of the class: each call would else make it for itself
+    # on the class, so that calls do not each build it
     _handlers: ClassVar[Handlers] = {
         CallResults: _take_results,
         CallResult: _take_result,

@@ -3,8 +3,8 @@
 Nodes that share this machine read the files themselves. Other nodes get the changed files with the call. A
 syntax error in a changed module is raised here, before anything is sent.
 
-On Linux `Watch` asks the kernel (inotify) whether anything may have changed, so that a call after no edit
-reads no file. On other systems the answer is always yes.
+On Linux `Watch` asks the kernel (inotify) whether anything may have changed. A call without a previous edit
+then reads no files. On other systems the answer is always yes.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from windlass.errors import SpecError
 from windlass.wire.messages.calls import ProjectPlace
 from windlass.wire.messages.computes import SyncCode
 
-# written, written and closed, moved, made, deleted, changed in mode
+# IN_MODIFY, CLOSE_WRITE, MOVED_FROM, MOVED_TO, CREATE, DELETE, DELETE_SELF, MOVE_SELF, ATTRIB
 _MASK = 0x2 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800 | 0x4
 _NONBLOCK = os.O_NONBLOCK
 _CLOEXEC = os.O_CLOEXEC
 _READ_BYTES = 4096
 MAX_FOLDERS = 2000
-# file systems whose changes are made on this machine, and so are told: magic numbers of statfs
+# magic numbers (statfs) of local file systems: inotify misses changes that other machines make
 _LOCAL = frozenset(
     {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0xF2F52010, 0x2FC12FC1, 0x52654973}
 )
@@ -48,7 +48,7 @@ _KEPT_MANIFESTS = 16
 
 
 class Watch:
-    """Watches folders; `has_changed` answers for the time since it was last asked."""
+    """Watch on folders. `has_changed` reports changes since its previous call."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -58,7 +58,7 @@ class Watch:
         self._is_dirty = True
 
     def follow(self, folders: Iterable[str]) -> bool:
-        """Watch these folders too from now on; whether one of them is new."""
+        """Also watch these folders. Return whether any of them is new."""
         wanted = set(folders)
         is_new = not wanted <= self._folders
         self._add(wanted)
@@ -73,7 +73,7 @@ class Watch:
             if fd < 0:
                 return
             self._fd = fd
-            # a user has few of them (128 here and there): one that nobody holds is given back
+            # users may have few inotify instances (128 on some systems): free unused ones
             self._closing = weakref.finalize(self, os.close, fd)
         for folder in wanted - self._folders:
             if self._libc.inotify_add_watch(self._fd, os.fsencode(folder), _MASK) < 0:
@@ -82,7 +82,7 @@ class Watch:
             self._folders.add(folder)
 
     def has_changed(self) -> bool:
-        """Whether something may have changed since the last time this was asked."""
+        """Return whether anything may have changed since the previous call."""
         if self._fd is None:
             return True
         is_dirty, self._is_dirty = self._is_dirty, False
@@ -94,7 +94,7 @@ class Watch:
         return True
 
     def close(self) -> None:
-        """Watch nothing; everything may have changed from now on."""
+        """Stop watching. From now on everything may have changed."""
         if self._fd is not None:
             self._closing()
             self._fd = None
@@ -109,7 +109,7 @@ def _load() -> ctypes.CDLL | None:
 
 
 def _is_local(root: Path) -> bool:
-    """Whether the kernel sees every change there: not on a network's file system."""
+    """Return whether the kernel sees every change, which it does not on network file systems."""
     if not sys.platform.startswith("linux"):
         return False
     buffer = ctypes.create_string_buffer(256)
@@ -124,7 +124,7 @@ _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 
 def project_at(root: Path, *, travels: bool) -> Project:
-    """The project of a folder: one for all that is called from here, so that all see the same edits."""
+    """Return the project of a folder, shared by all callers so that they see the same edits."""
     project = _projects.get((root, travels))
     return project or _projects.setdefault((root, travels), Project(root, travels=travels))
 
@@ -135,7 +135,7 @@ def _renew_all() -> None:
 
 
 class Project:
-    """One project folder, for as long as this process lives."""
+    """Project folder, cached for the lifetime of this process."""
 
     def __init__(self, root: Path, *, travels: bool) -> None:
         self.root = root
@@ -145,30 +145,28 @@ class Project:
         self._watch = Watch(root)
         self.renew()
         self._stamps: dict[str, tuple[int, int]] = {}
-        self._real: dict[str, str] = {}  # where the files of modules lie, links followed
+        self._real: dict[str, str] = {}  # paths of module files with links resolved
         self._manifest = EMPTY
         self._known: dict[str, Manifest] = {EMPTY.digest: EMPTY}
         self._num_changes = 0
-        self.is_edited = False  # a module that this process has loaded is not what it was
-        self._about: tuple[Any, ProjectPlace] = (
-            None,
-            ProjectPlace(),
-        )  # of what, and what is said of it
+        self.is_edited = False  # a module that this process has loaded was edited
+        # inputs and result of the last `about`
+        self._about: tuple[Any, ProjectPlace] = (None, ProjectPlace())
 
     def renew(self) -> None:
-        """Look with eyes of its own: what the kernel tells would else be shared with a fork's parent."""
+        """Reset the lock, version and watch, which a forked process would share with its parent."""
         self._lock = threading.Lock()
-        self._born = make_letters(8)  # its changes are counted by itself
+        self._born = make_letters(8)  # each process counts its own changes
         self._watch.close()
 
     @property
     def version(self) -> str:
-        """Changes with the code."""
+        """Version of the code. Changes with every edit."""
         return self._manifest.digest if self.travels else f"{self._born}-{self._num_changes}"
 
     def refresh(self) -> None:
-        """Look at what changed; SyntaxError for a module that does not compile any more."""
-        with self._lock:  # a thread that finds nothing new knows that another has looked already
+        """Check for changes. Raises SyntaxError for a module that no longer compiles."""
+        with self._lock:  # a waiting thread then finds the changes already handled
             if self._watch.has_changed():
                 self._look()
 
@@ -181,24 +179,24 @@ class Project:
             else:
                 self._watch.follow(_find_folders(self.root) | used)
         except BaseException:
-            self._watch.close()  # look again next time
+            self._watch.close()  # check again next time
             raise
 
     def _scan(self) -> None:
         self._manifest = collect(self.root, cache=self._cache).manifest
         folders = {str((self.root / entry.path).parent) for entry in self._manifest.entries}
         if self._watch.follow({str(self.root), *folders}):
-            # what changed between the look and the watch is seen by a second look
+            # catch changes between the first scan and the watch
             self._manifest = collect(self.root, cache=self._cache).manifest
         self._known[self._manifest.digest] = self._manifest
         while len(self._known) > _KEPT_MANIFESTS:
             del self._known[next(key for key in self._known if key != EMPTY.digest)]
 
     def _check_modules(self) -> set[str]:
-        """Compile the modules of the project that this process has loaded and that changed; their folders."""
+        """Compile loaded modules of the project that changed. Return the folders of all loaded ones."""
         prefix, folders = os.path.join(os.path.realpath(self.root), ""), set()
         for module in list(sys.modules.values()):
-            # not getattr: what some modules do for a name that they lack takes long
+            # not getattr: the `__getattr__` of some modules is slow for missing names
             path = getattr(module, "__dict__", {}).get("__file__")
             if not path or not path.endswith(".py"):
                 continue
@@ -215,13 +213,13 @@ class Project:
         return folders
 
     def about(self, cwd: Path, working_dir: str) -> ProjectPlace:
-        """What a call says of it: digest, folder and import paths, as the nodes see them."""
+        """Return the project's digest, folder and import paths, as the nodes see them."""
         digest = self._manifest.digest if self.travels else ""
         what = (cwd, working_dir, len(sys.path), digest)
         known, about = self._about
         if what != known:
             about = self._place(cwd, working_dir).replaced(digest=digest)
-            self._about = (what, about)  # at once: other threads call, too
+            self._about = (what, about)  # one assignment: other threads call too
         return about
 
     def _place(self, cwd: Path, working_dir: str) -> ProjectPlace:
@@ -239,7 +237,7 @@ class Project:
         return str(resolved.relative_to(self.root)) if resolved.is_relative_to(self.root) else None
 
     def make_sync(self, has: str) -> tuple[SyncCode, bytes] | None:
-        """What brings a node that has the digest `has` to the code as it is; None when it is there."""
+        """Return the changes that update a node from digest `has`, or None if it is up to date."""
         if not self.travels or has == self._manifest.digest:
             return None
         base = self._known.get(has, EMPTY)
@@ -251,7 +249,7 @@ class Project:
 
 
 class PlacedProject:
-    """A project that somebody else's calls brought to the nodes: it is there, and nothing of it is here."""
+    """Project that another process put on the nodes. Its files are not needed here."""
 
     def __init__(self, place: ProjectPlace) -> None:
         self._place = place
@@ -261,23 +259,25 @@ class PlacedProject:
         self.is_edited = False
 
     def refresh(self) -> None:
-        """Whatever is there is what is meant."""
+        """Do nothing: calls use whatever code is on the nodes."""
 
     def about(self, _cwd: Path, _working_dir: str) -> ProjectPlace:
-        """As it was when it was deployed, with the code that is there now."""
+        """Return the place it was deployed to, with whatever code is there now."""
         return self._place.replaced(digest="as is" if self.key else "")
 
     def make_sync(self, _has: str) -> tuple[SyncCode, bytes] | None:
-        """There is nothing to send."""
+        """Return None: there is nothing to send."""
         return None
 
 
 def find_project(source: Path | None, cwd: Path, root: str) -> Path:
-    """The folder that travels: the one named, else the project of the source, else that of here."""
+    """Return the folder `root`, else the project of the source, else that of the current folder."""
     if root:
         folder = Path(root).expanduser().resolve()
         if not folder.is_dir():
-            raise SpecError(f"root={root!r} is not a folder", hint="name the project's folder")
+            raise SpecError(
+                f"root={root!r} is not a folder", hint="set root to the project's folder"
+            )
         return folder
     return find_root(cwd) if source is None else choose_root(source, cwd)
 
@@ -288,10 +288,10 @@ def _make_key(root: Path) -> str:
 
 
 def _find_folders(root: Path) -> set[str]:
-    """The folders of a project that stays where it is; too many of them are not watched.
+    """Return the folders to watch. Stops above MAX_FOLDERS, where nothing is watched anyway.
 
-    Links are not followed: a link may lead to data of any size. Ranks look themselves at what they
-    loaded through one.
+    Links are not followed, because they may lead to data of any size. Ranks themselves check files that
+    they loaded through a link.
     """
     folders: set[str] = set()
     todo = [str(root)]
@@ -315,7 +315,7 @@ os.register_at_fork(after_in_child=_renew_all)
 
 
 def _read_stamp(path: str) -> tuple[int, int]:
-    """Return a value that changes whenever the file does; zeros if it is gone."""
+    """Return the file's modification time and size, or zeros if it is gone."""
     try:
         info = os.stat(path)
     except OSError:

@@ -1,10 +1,10 @@
-"""fn and cls: a function or class of this process that runs on a compute, called as if it were here.
+"""fn and cls: run functions and classes of this process on a compute, called as if they were local.
 
     remote = fn(train).to(compute).distribute("pytorch", workers=4)
     results = remote(lr=1e-3)
 
-What is said to the lead is `client.compute.calls.client_call`; a call is made in
-`client.compute.calls.call_requests`.
+`client.compute.calls.call_requests` makes the calls. `client.compute.calls.client_call` exchanges their
+messages with the lead.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _CALL_OPTIONS = ("timeout", "stream", "collect", "ranks")
 def fn(
     function: Callable[..., Any] | str, *, name: str = "", **options: Unpack[CallKeywords]
 ) -> Remote:
-    """A function that can be sent `.to(compute)` and is then called as if it were here.
+    """Return a remote function: send it `.to(compute)`, then call it as if it were local.
 
-    function: the function; a text is a command, run once on every node.
-    name: what it is called where it is deployed; empty: the function's own name.
+    function: the function, or a command as text, which runs once on every node.
+    name: its name when it is deployed (default: the function's own name).
     """
-    if is_inside() and callable(function):  # a rank imports the module that says this
+    if is_inside() and callable(function):  # a rank is importing the module with this call
         return Plain(function)  # type: ignore[return-value]
     return Remote(make_work(function, name=name), make_options(options))
 
@@ -60,16 +60,18 @@ def cls(
     init_args: Sequence[Any] | Mapping[str, Any] = (),
     **options: Unpack[CallKeywords],
 ) -> Remote:
-    """A class whose object lives on every rank: its methods are called as if it were here.
+    """Return a remote class: every rank holds an object, and methods are called as if it were local.
 
     target: the class.
-    name: what it is called where it is deployed; empty: the class's own name.
-    init_args: what its constructor is given: a list of values, or a dict of keywords.
+    name: its name when it is deployed (default: the class's own name).
+    init_args: arguments of its constructor, as a list of values or a dict of keywords.
     """
     if is_inside():
         return Plain(target)  # type: ignore[return-value]
     if not inspect.isclass(target) and not getattr(target, "is_class", False):
-        raise SpecError(f"cls takes a class, not {target!r:.60}", hint="functions go to wl.fn(...)")
+        raise SpecError(
+            f"cls takes a class, not {target!r:.60}", hint="use wl.fn(...) for functions"
+        )
     if not isinstance(init_args, (Mapping, list, tuple)):
         raise SpecError(
             f"init_args must be a list or a dict, not {init_args!r:.60}", hint="init_args=[5]"
@@ -85,9 +87,9 @@ def _make_remote(work: Work, options: Options) -> Remote:
 
 
 class Remote:
-    """A function or class that runs on a compute: what `fn`, `cls` and `get` return.
+    """Function or class that runs on a compute, returned by `fn`, `cls` and `get`.
 
-    The methods of a remote class are attributes of it; they have `submit` and `acall` too.
+    The methods of a remote class are its attributes. Each also has `submit` and `acall`.
     """
 
     def __init__(self, work: Work, options: Options) -> None:
@@ -96,7 +98,9 @@ class Remote:
         self._compute: Compute | None = None
         self._spread: Distribution | None = None
         self._requests: Requests | None = None
-        self._deployed: Mapping[str, Any] | None = None  # what it was described as, elsewhere
+        self._deployed: Mapping[str, Any] | None = (
+            None  # its description by the process that deployed it
+        )
 
     def __repr__(self) -> str:
         where = self._compute.name if self._compute else "nowhere yet"
@@ -104,11 +108,11 @@ class Remote:
 
     @property
     def name(self) -> str:
-        """What it is called where it is deployed."""
+        """Name under which it is deployed."""
         return self._work.name
 
     def _describe(self) -> dict[str, Any]:
-        """How it is called, as plain data: what `get` rebuilds it from."""
+        """Return how to call it, as plain data that `get` rebuilds it from."""
         spread, options = self._spread, self._options
         return {
             "compute": self._placed.name,
@@ -124,7 +128,7 @@ class Remote:
 
     @staticmethod
     def rebuild(target: Any, name: str, record: Mapping[str, Any], compute: Compute) -> Remote:
-        """One that was described, perhaps by another process, on the nodes it was deployed on."""
+        """Rebuild a deployed remote from its description, which another process may have made."""
         work = Work(
             target=target,
             name=name,
@@ -141,7 +145,7 @@ class Remote:
 
     @property
     def compute(self) -> Compute:
-        """The compute that it is on."""
+        """Compute that it is on."""
         return self._placed
 
     @property
@@ -154,7 +158,7 @@ class Remote:
     # -- where it runs -------------------------------------------------------------------------
 
     def to(self, compute: Compute) -> Remote:
-        """The same on a compute, whose nodes come up now unless they are up already.
+        """Return a copy on a compute. Starts the compute's nodes unless they are running.
 
         compute: the nodes to run on.
         """
@@ -175,11 +179,11 @@ class Remote:
         procs: int | None = None,
         **more: Unpack[OtherDistributeKeywords],
     ) -> Remote:
-        """The same on as many nodes as asked for; the node that is there stays node 0.
+        """Return a copy that runs on several nodes. A node that is already running stays node 0.
 
-        framework: pytorch, spmd, ray, monarch or command: how ranks are set up; empty: as the settings say.
-        workers: how many nodes, with ray beside the head; "2:4" is at least 2 and at most 4.
-        procs: ranks per node; None: one per GPU, else one.
+        framework: how ranks are set up: pytorch, spmd, ray, monarch or command (default: the setting).
+        workers: number of nodes, not counting ray's head. "2:4" means at least 2 and at most 4.
+        procs: ranks per node (default: one per GPU, or 1).
         """
         spread = make_spread(framework or default_framework(), workers=workers, procs=procs, **more)
         if self._compute is not None:
@@ -188,7 +192,7 @@ class Remote:
 
     @show_keywords(CALL)
     def options(self, **options: Unpack[CallKeywords]) -> Remote:
-        """The same, called in another way; what is left out stays as it was."""
+        """Return a copy with other call options. Options that are not given stay unchanged."""
         return self._with(options=make_options(options, self._options))
 
     def _with(self, **changed: Any) -> Remote:
@@ -198,9 +202,9 @@ class Remote:
         return other
 
     def deploy(self) -> Remote:
-        """Bring it up under its name, so that `get(name)` finds it from anywhere.
+        """Start it under its name, so that `get(name)` finds it from anywhere.
 
-        Its nodes, its code and its ranks are ready when this returns.
+        Returns when its nodes, code and ranks are ready.
         """
         from windlass.client.compute.deploy.deployment import record_deployment
 
@@ -218,7 +222,7 @@ class Remote:
     # -- calling -------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it and wait: returns one value, or after `.distribute` a list with every rank's value."""
+        """Call it and return one value, or after `.distribute` a list of the values of all ranks."""
         return self._call(self._own_method, args, kwargs)
 
     @property
@@ -241,11 +245,11 @@ class Remote:
         super().__setattr__(name, value)
 
     def submit(self, *args: Any, **kwargs: Any) -> Job:
-        """Call it and return at once; the call goes on when this process ends."""
+        """Start a call and return its job without waiting. The call continues after this process ends."""
         return self._submit(self._own_method, args, kwargs)
 
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it without blocking the event loop; cancelling the wait ends the call."""
+        """Call it without blocking the event loop. Cancelling the wait ends the call."""
         return await self._acall(self._own_method, args, kwargs)
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -261,7 +265,7 @@ class Remote:
             raise
         finally:
             echo.close()
-            calling.release(is_broken=True)  # one still held is mid-conversation
+            calling.release(is_broken=True)  # a connection still held here is mid-conversation
         return self._unwrap(reply, options)
 
     async def _acall(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -330,7 +334,7 @@ class Remote:
         return self._requests
 
     def _split(self, method: str, kwargs: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
-        """Our keywords and the function's own; what the function has a parameter for is its own."""
+        """Split keywords into call options and the function's arguments, which win if names clash."""
         given: list[str] = [name for name in _CALL_OPTIONS if name in kwargs]
         if not given:
             return self._options, kwargs
@@ -352,10 +356,10 @@ class Remote:
 
 
 class OwnMethods(Remote):
-    """The object of a class that has methods of our names: on a compute, those are the class's own.
+    """Remote class that defines methods with names of `Remote`. On a compute, the class's own win.
 
-    Before that there is no object, so that ours are meant: `cls(C).options(...).distribute(...).to(compute)`.
-    `.to` of a Compute is always ours.
+    Before `.to` there is no object, so `cls(C).options(...).distribute(...).to(compute)` uses those of
+    `Remote`. `.to` with a Compute always does.
     """
 
     def __getattribute__(self, name: str) -> Any:
@@ -366,7 +370,7 @@ class OwnMethods(Remote):
         return super().__getattribute__(name)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """The same on a compute; of anything else, the class's own method."""
+        """Return a copy on a compute, or call the class's own method with other arguments."""
         is_ours = len(args) == 1 and not kwargs and isinstance(args[0], Compute)
         if is_ours or self._compute is None or "to" not in self._work.clashes:
             return super().to(*args, **kwargs)
@@ -374,7 +378,7 @@ class OwnMethods(Remote):
 
 
 class Method:
-    """A method of an object that lives on ranks."""
+    """Method of an object that lives on ranks."""
 
     def __init__(self, remote: Remote, name: str) -> None:
         self._remote = remote
@@ -387,9 +391,9 @@ class Method:
         return self._remote._call(self._name, args, kwargs)  # noqa: SLF001 - one class in two halves
 
     def submit(self, *args: Any, **kwargs: Any) -> Job:
-        """Call it and return at once."""
+        """Start a call and return its job without waiting."""
         return self._remote._submit(self._name, args, kwargs)  # noqa: SLF001
 
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it without blocking the event loop; cancelling the wait ends the call."""
+        """Call it without blocking the event loop. Cancelling the wait ends the call."""
         return await self._remote._acall(self._name, args, kwargs)  # noqa: SLF001

@@ -3,9 +3,8 @@
     images.pytorch("24.08-py3").pip_install(["einops", "./wheels/mine.whl"]).run("nvidia-smi").env(A="1")
 
 An Image is frozen: each method returns another one. Nothing is fetched or run here. `windlass.agent.node`
-runs the plain form of the steps on nodes; `render_dockerfile` writes the same steps as a Dockerfile.
-`check_packages` refuses pip options that install to other places: each step has its own folder on every
-node.
+runs the plain form of the steps on nodes. `render_dockerfile` writes the same steps as a Dockerfile. Each
+step has its own folder on every node, so `check_packages` refuses pip options that install elsewhere.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _BESIDE = ("-r", "--requirement", "-c", "--constraint", "-f", "--find-links", "-
 
 
 def check_packages(given: str | Iterable[str]) -> tuple[str, ...]:
-    """The words for pip; SpecError says which of them is none."""
+    """Return the arguments for pip. Raises SpecError for one that is not a package."""
     listed = [given] if isinstance(given, str) else _as_list(given)
     words: list[str] = []
     for item in listed:
@@ -76,25 +75,25 @@ def check_packages(given: str | Iterable[str]) -> tuple[str, ...]:
 def _as_list(given: object) -> list[object]:
     if isinstance(given, Iterable) and not isinstance(given, bytes | dict):
         return list(given)
-    raise SpecError(f"packages are a list of texts, not {type(given).__name__}", hint=_HINT)
+    raise SpecError(f"packages must be a list of strings, not {type(given).__name__}", hint=_HINT)
 
 
 def _check_word(word: str, *, is_value: bool) -> None:
     if _PASSWORD.search(word):
-        # not shown: it would end in a log
+        # the word is not shown, because errors end up in logs
         raise SpecError(
-            "an address with a password in it could be read in the plan and in the Dockerfile",
-            hint="set PIP_INDEX_URL or PIP_EXTRA_INDEX_URL by a Secret of the Compute",
+            "an address contains a password, which the plan and the Dockerfile would show",
+            hint="set PIP_INDEX_URL or PIP_EXTRA_INDEX_URL with a Secret of the Compute",
         )
     option = word.partition("=")[0]
     if option in _ELSEWHERE:
         raise SpecError(
-            f"pip_install takes no {option}: steps have a place of their own on every node",
-            hint="leave it out",
+            f"pip_install does not accept {option}: each step has its own folder on every node",
+            hint="remove it",
         )
     if is_value or word.startswith("-") or _is_path(word) or _PACKAGE.match(word):
         return
-    raise SpecError(f"{word!r:.120} is not a package as pip writes it", hint=_guess(word))
+    raise SpecError(f"{word!r:.120} is not a package that pip accepts", hint=_guess(word))
 
 
 def _is_path(word: str) -> bool:
@@ -109,17 +108,17 @@ def _guess(word: str) -> str:
         return f"did you mean {match[1]}=={match[3]}?"
     parts = word.replace(",", " ").split()
     if len(parts) > 1 and all(_PACKAGE.match(part) for part in parts):
-        return f"give each on its own: {parts}"
+        return f"pass them separately: {parts}"
     return _HINT
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What nodes run in, and what is done on them before ranks start. Each method returns another Image.
+    """Container image of nodes, and steps that run before ranks start. Each method returns another Image.
 
-    ref: the image's name, NAME:TAG or HOST/NAME:TAG; empty: that of the settings.
-    steps: what to do on each node; `.pip_install` and `.run` add to it.
-    variables: environment variables for steps and ranks; `.env` adds to it.
+    ref: the image's name, NAME:TAG or HOST/NAME:TAG (default: the setting).
+    steps: steps to run on each node. `.pip_install` and `.run` add to them.
+    variables: environment variables for steps and ranks. `.env` adds to them.
     """
 
     ref: str = ""
@@ -134,20 +133,20 @@ class Image:
 
     @classmethod
     def read(cls, given: str | Image) -> Image:
-        """An Image from what a user gave for one."""
+        """Return an Image for a name or an Image."""
         if isinstance(given, Image):
             return given
         if isinstance(given, str):
             return cls(given)
         raise SpecError(
-            f"an image is a name or an Image, not {type(given).__name__}",
+            f"image must be a name or an Image, not {type(given).__name__}",
             hint='image="NAME:TAG", or image=images.pytorch("24.08-py3")',
         )
 
     def pip_install(self, packages: str | Iterable[str]) -> Image:
         """Also install packages, after the steps so far.
 
-        packages: a package or a list of them, as `pip install` takes them; paths are seen from the project.
+        packages: a package or a list of them, as for `pip install`. Paths are relative to the project.
         """
         words = check_packages(packages)
         return replace(self, steps=(*self.steps, PipStep(packages=words)))
@@ -155,7 +154,7 @@ class Image:
     def run(self, command: str | Iterable[str]) -> Image:
         """Also run a command, after the steps so far.
 
-        command: a line for `sh`, or a list of words, which are quoted.
+        command: a command line for `sh`, or a list of words, which are quoted.
         """
         return replace(self, steps=(*self.steps, RunStep(command=_check_command(command))))
 
@@ -174,7 +173,7 @@ class Image:
         return replace(self, variables={**self.variables, **more})
 
     def from_docker(self, ref: str) -> Image:
-        """The same steps on another image.
+        """Return the same steps on another image.
 
         ref: the other image's name, NAME:TAG or HOST/NAME:TAG.
         """
@@ -183,7 +182,7 @@ class Image:
         return replace(self, ref=ref)
 
     def plain_steps(self) -> list[dict[str, Any]]:
-        """The steps as JSON: what agents read."""
+        """Return the steps as JSON values, for agents."""
         return [to_json(step) for step in self.steps]
 
     def __getattr__(self, name: str) -> Any:
@@ -201,13 +200,15 @@ def _no_method(owner: str, name: str, known: Iterable[str], also: Mapping[str, s
 
 def _check_ref(ref: str) -> None:
     if not isinstance(ref, str):
-        raise SpecError(f"an image's name is text, not {type(ref).__name__}", hint=_REF_HINT)
+        raise SpecError(
+            f"the name of an image must be a string, not {type(ref).__name__}", hint=_REF_HINT
+        )
     if ref and not _REF.match(ref):
         hint = _REF_HINT
         if "://" in ref:
-            hint = f"leave out {ref.partition('://')[0]}://"
+            hint = f"remove {ref.partition('://')[0]}://"
         elif ref != ref.lower() and _REF.match(ref.lower()):
-            hint = "names of images have small letters only; tags may have large ones"
+            hint = "image names must be lowercase; only tags may contain uppercase letters"
         raise SpecError(f"{ref!r:.120} cannot be the name of an image", hint=hint)
 
 
@@ -215,7 +216,7 @@ def _check_step(step: object) -> ImageStep:
     if isinstance(step, PipStep | RunStep):
         return step
     raise SpecError(
-        f"a step of an image cannot be {step!r:.80}",
+        f"{step!r:.80} is not a step of an image",
         hint='add steps with .pip_install(["NAME"]) and .run("COMMAND")',
     )
 
@@ -255,33 +256,33 @@ def _check_variables(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 class Images:
-    """Images by well-known names. Each has Python, which the agent needs."""
+    """Well-known images. Each includes Python, which the agent needs."""
 
     def pytorch(self, tag: str) -> Image:
-        """NVIDIA's image of PyTorch: pytorch("24.08-py3").
+        """Return NVIDIA's image of PyTorch, for example `images.pytorch("24.08-py3")`.
 
         tag: the image's tag.
         """
         return Image(f"nvcr.io/nvidia/pytorch:{_check_tag(tag, '24.08-py3')}")
 
     def ray(self, tag: str) -> Image:
-        """The Ray project's image: ray("2.40.0-py311").
+        """Return the Ray project's image, for example `images.ray("2.40.0-py311")`.
 
         tag: the image's tag.
         """
         return Image(f"rayproject/ray:{_check_tag(tag, '2.40.0-py311')}")
 
-    Ray = ray  # as Kubetorch has it
+    Ray = ray  # its name in Kubetorch
 
     def python(self, version: str) -> Image:
-        """Python's own slim image: python("3.12").
+        """Return Python's slim image, for example `images.python("3.12")`.
 
         version: the version of Python.
         """
         return Image(f"python:{_check_tag(version, '3.12')}-slim")
 
     def debian(self) -> Image:
-        """Debian with the version of Python that runs here, so that functions can travel by value."""
+        """Return Debian with this process's version of Python, so that functions can travel by value."""
         return Image("python:{}.{}-slim-bookworm".format(*sys.version_info))
 
     def __getattr__(self, name: str) -> Any:
@@ -298,7 +299,8 @@ images = Images()
 def _check_tag(tag: object, example: str) -> str:
     if isinstance(tag, float | int) and not isinstance(tag, bool):
         raise SpecError(
-            f"a tag is text, and {tag!r} is a number", hint=f'in quotes: "{tag}", like "{example}"'
+            f"the tag {tag!r} must be a string, not a number",
+            hint=f'write "{tag}", like "{example}"',
         )
     if not isinstance(tag, str) or not _TAG.match(tag):
         raise SpecError(f"{tag!r:.80} cannot be the tag of an image", hint=f'write "{example}"')
@@ -306,10 +308,10 @@ def _check_tag(tag: object, example: str) -> str:
 
 
 def render_dockerfile(image: Image) -> str:
-    """The text for `docker build`, to be run in the project's folder."""
+    """Return the Dockerfile. `docker build` must run in the project's folder."""
     if not image.ref:
         raise SpecError(
-            "this Image names no image to start from",
+            "this Image has no base image",
             hint='images.pytorch("24.08-py3"), or .from_docker("NAME:TAG")',
         )
     lines = [f"FROM {image.ref}"]
@@ -325,9 +327,7 @@ def render_dockerfile(image: Image) -> str:
                 lines.append(f"COPY {json.dumps([path, f'{_FOLDER}/{path}'])}")
         lines.append(_render(step))
     if any(isinstance(step, RunStep) for step in image.steps):
-        lines.insert(
-            1, "# on a node commands run in the project's folder: COPY what they need of it"
-        )
+        lines.insert(1, "# nodes run commands in the project's folder: COPY the files they need")
     return "\n".join(lines) + "\n"
 
 
@@ -340,7 +340,7 @@ def _render(step: ImageStep) -> str:
 
 
 def _find_paths(step: ImageStep) -> list[str]:
-    """Files of the project that pip is told to read."""
+    """Return the files of the project that the step's arguments make pip read."""
     if not isinstance(step, PipStep):
         return []
     paths, last = [], ""
@@ -368,7 +368,7 @@ def _is_local(word: str) -> bool:
 def _quote(name: str, value: str) -> str:
     if "\n" in value or "\r" in value:
         raise SpecError(
-            f"the value of {name} has several lines, which a Dockerfile cannot hold",
+            f"the value of {name} has several lines, which a Dockerfile does not support",
             hint="set it on the Compute (env=) instead of on its Image",
         )
     text = value.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$")
