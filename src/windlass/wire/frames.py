@@ -23,8 +23,8 @@ from windlass.wire.message import Message
 from windlass.wire.messages.link import Hello
 
 _LENGTHS = struct.Struct(">II")
-_SMALL_BYTES = 64 << 10  # a body up to this size is copied, to send it in one go with its header
-_ROOM_BYTES = 8 << 20  # allocated for an announced body until that many bytes have arrived
+_SMALL_BYTES = 64 << 10  # a body up to this size is copied, to send it together with its header
+_ROOM_BYTES = 8 << 20  # most memory allocated for an announced body before that much has arrived
 
 Buffer = bytes | bytearray | memoryview
 Header = Mapping[str, Any]
@@ -129,7 +129,7 @@ class FrameDecoder:
             self._begin()
         if self._header is None or self._missing:
             return None
-        # a bytearray, so that arrays in it are writable; like bytes, but not hashable
+        # A bytearray keeps arrays in the body writable. Unlike bytes, it is not hashable.
         frame = Frame(self._header, self._body)  # type: ignore[arg-type]
         self._header, self._body = None, bytearray()
         return frame

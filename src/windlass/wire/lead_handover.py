@@ -22,7 +22,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostLead:
-    """How a node lost its lead."""
+    """A node's account of the loss of its lead."""
 
     ago_s: float  # since its last message
     is_closed: bool  # its machine closed the connection: its agent and its ranks are dead

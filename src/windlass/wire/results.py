@@ -1,7 +1,7 @@
-"""A rank's result file: one line of JSON that anyone may read, then the pickled value or exception.
+"""A rank's result file: one line of JSON, then the pickled value or exception.
 
-The line alone tells what happened (and what `windlass result` prints), so that only a client that wants the
-value itself unpickles anything. Records and bytes only; pickling is `wire.pickling` and
+The line alone has the outcome and the text that `windlass result` prints. Only a client that needs the
+value itself unpickles anything. This module handles records and bytes. Pickling is in `wire.pickling` and
 `client.jobs.job`.
 """
 
@@ -21,9 +21,7 @@ from windlass.wire.states import FAILED, RankState
 MISSING = "missing"
 MAX_NAME, MAX_MESSAGE, MAX_TRACEBACK = 200, 4_000, 20_000
 _MAX_TEXT = 10_000
-MAX_HEADER_BYTES = (
-    8 << 20
-)  # of a file that a rank can write; its text and traceback are far shorter
+MAX_HEADER_BYTES = 8 << 20  # a rank can write any file, but real headers are far shorter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +36,7 @@ class ErrorInfo:
     source: str = ""
 
     def clip(self) -> ErrorInfo:
-        """Cut to the lengths a rank of ours would write: anybody may have written the file."""
+        """Return a copy cut to the lengths that Windlass writes, because users can write the file too."""
         return replace(
             self,
             type=self.type[:MAX_NAME],
@@ -56,7 +54,7 @@ class ErrorInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How one rank ended in one attempt."""
+    """Outcome of one rank in one attempt."""
 
     rank: int
     attempt: int
@@ -66,7 +64,7 @@ class Outcome:
     signal: int | None = None
     error: ErrorInfo | None = None
     out_of_memory: bool = False
-    note: str = ""  # what is known beyond that
+    note: str = ""  # further details
 
     @property
     def is_failure(self) -> bool:
@@ -79,14 +77,14 @@ class ResultHeader:
 
     rank: int
     attempt: int
-    state: str  # returned or raised; missing, where what a rank returned has not come here
+    state: str  # "returned", "raised", or "missing" if the value did not arrive here
     at_s: float
     python: str = ""
     repr: str = ""
     json: Any = None
     is_json: bool = False
     error: ErrorInfo | None = None
-    exit_code: int | None = None  # for a rank that left by sys.exit
+    exit_code: int | None = None  # for a rank that called sys.exit
 
     def outcome(self) -> Outcome:
         return Outcome(
@@ -100,7 +98,7 @@ class ResultHeader:
 
 
 def _read_state(word: str) -> RankState:
-    """Anybody may have written the file: an unknown state does not count as success."""
+    """Return the state, or EXITED if it is unknown, so that a forged file does not count as success."""
     try:
         return RankState(word)
     except ValueError:
@@ -108,13 +106,13 @@ def _read_state(word: str) -> RankState:
 
 
 def write_result(path: Path, header: ResultHeader, payload: bytes) -> None:
-    """Write one rank's result in one step."""
+    """Write one rank's result atomically."""
     line = json.dumps(records.to_json(header), separators=(",", ":")).encode()
     write_atomically(path, line, b"\n", payload, is_durable=True)
 
 
 def read_header(path: Path) -> ResultHeader | None:
-    """The first line of a result; None when the rank left none."""
+    """Return the first line of a result, or None if there is no file."""
     try:
         with open(path, "rb", opener=open_now) as file:
             return _read_line(path, file)
@@ -123,7 +121,7 @@ def read_header(path: Path) -> ResultHeader | None:
 
 
 def read_result(path: Path) -> tuple[ResultHeader, bytes] | None:
-    """The whole result; None when the rank left none."""
+    """Return the header and payload of a result, or None if there is no file."""
     try:
         with open(path, "rb", opener=open_now) as file:
             return _read_line(path, file), file.read()
@@ -134,7 +132,10 @@ def read_result(path: Path) -> tuple[ResultHeader, bytes] | None:
 def read_results(
     folder: JobFolder, *, attempt: int, num_ranks: int, with_values: bool = True
 ) -> list[tuple[ResultHeader, bytes] | None]:
-    """What each rank left in one attempt, in rank order; together it may not fit in memory."""
+    """Return the results of one attempt in rank order.
+
+    All values together may not fit in memory. Without `with_values`, the payloads are empty.
+    """
     paths = [folder.result(attempt, rank) for rank in range(num_ranks)]
     if with_values:
         return [read_result(path) for path in paths]
@@ -143,7 +144,7 @@ def read_results(
 
 
 def make_missing(rank: int, attempt: int, why: str) -> tuple[ResultHeader, bytes]:
-    """Stands in for a result that no longer exists, so that it is never mistaken for None."""
+    """Return a substitute for a result that no longer exists, so that it is not mistaken for None."""
     error = ErrorInfo(type="windlass.errors.EngineError", message=why)
     return ResultHeader(rank=rank, attempt=attempt, state=MISSING, at_s=0.0, error=error), b""
 

@@ -1,7 +1,8 @@
-"""An agent's first order: which node of which plan it is. The client sends it over a socket pair.
+"""First order to an agent: its node and its plan. The client sends it over a socket pair.
 
-With the lead's order comes the descriptor of the lock it holds for life. While the client keeps its end of
-the pair open it is known to be alive: the first lease. Both ends are here so that they cannot drift apart.
+The lead's order carries the descriptor of the lock that the lead holds until it exits. While the client
+keeps its end of the pair open, it counts as alive. This is the first lease. Both ends are in this module
+so that they stay compatible.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ _MAX_ORDER_BYTES = 64 << 10
 
 
 def send_order(control: socket.socket, order: StartNode, fds: list[int]) -> None:
-    """Tell an agent which node it is."""
+    """Send an agent its node and its plan."""
     socket.send_fds(control, [json.dumps(order.to_header()).encode() + b"\n"], fds)
 
 
 def receive_order(control: socket.socket) -> tuple[StartNode, list[int]] | None:
-    """Which node this agent is; None when the client went away before it said."""
+    """Return the agent's order and descriptors, or None if the client exited before it sent them."""
     from windlass.wire.messages.agents import StartNode
 
     text, fds = b"", []

@@ -1,6 +1,7 @@
-"""Words for where a rank, a node, a call or a job's timeline is: programs match on them, people read them.
+"""States of ranks, nodes and calls, and the names in a job's timeline.
 
-In JSON, and wherever they are printed, they are plain text. Imports next to nothing: ranks load it.
+They are plain text in JSON and in printed output. Programs match on them. Ranks load this module, so it
+imports almost nothing.
 """
 
 from __future__ import annotations
@@ -9,23 +10,23 @@ import enum
 
 
 class _Word(str, enum.Enum):
-    """A word that prints as itself."""
+    """Text enum that prints as its value."""
 
     __str__ = str.__str__
     __format__ = str.__format__  # type: ignore[assignment]
-    __hash__ = str.__hash__  # enum's own is a function of Python's
+    __hash__ = str.__hash__  # enum's own hash is slower, because it is a Python function
 
 
 class RankState(_Word):
-    """Where a rank is, or how it ended."""
+    """State of a rank, or its outcome."""
 
     PENDING = "pending"
     RUNNING = "running"
     RETURNED = "returned"
     RAISED = "raised"
-    EXITED = "exited"  # by itself, and with an error
+    EXITED = "exited"  # by itself, with an error
     KILLED = "killed"  # by a signal
-    STOPPED = "stopped"  # by us, since another failed or somebody ended the job
+    STOPPED = "stopped"  # by Windlass, because another rank failed or a user ended the job
     LOST = "lost"  # with its node
 
 
@@ -34,7 +35,7 @@ NOT_ENDED = frozenset({RankState.PENDING, RankState.RUNNING})
 
 
 class NodeState(_Word):
-    """Where a node is."""
+    """State of a node."""
 
     PENDING = "pending"
     JOINED = "joined"
@@ -44,7 +45,7 @@ class NodeState(_Word):
 
 
 class CallState(_Word):
-    """Where a call on a compute is, or how it ended."""
+    """State of a call on a compute, or its outcome."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -58,7 +59,7 @@ class CallState(_Word):
 
 
 class MomentName(_Word):
-    """What a line of the timeline tells of, in the order in which it happens."""
+    """Events of the timeline, in the order they happen."""
 
     SUBMITTED = "submitted"
     QUEUED = "queued"

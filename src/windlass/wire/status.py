@@ -1,7 +1,7 @@
-"""What was seen of a job: phase, conditions, nodes, ranks, progress, verdict, timeline.
+"""Status of a job: phase, conditions, nodes, ranks, progress, verdict and timeline.
 
-Records with their JSON, and the file they are kept in. Written by the lead, read by clients of any age:
-unknown keys are ignored.
+Has the records, their JSON and the file that stores them. The lead writes the status, and clients of any
+version read it. They ignore unknown keys.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from windlass.wire.states import NOT_ENDED, MomentName, NodeState, RankState
 
 
 class Phase(str, enum.Enum):
-    """Where a job is; the last four are final."""
+    """Phase of a job. The last four are final."""
 
     PENDING = "pending"
     STARTING = "starting"
@@ -31,7 +31,7 @@ class Phase(str, enum.Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
-    ENDED = "ended"  # and how is not known any more
+    ENDED = "ended"  # the outcome is no longer known
 
     @property
     def is_final(self) -> bool:
@@ -39,7 +39,7 @@ class Phase(str, enum.Enum):
 
 
 class FailureKind(str, enum.Enum):
-    """Whose fault it was."""
+    """Category of a failure."""
 
     USER_ERROR = "user error"
     KILLED = "killed by a signal"
@@ -53,12 +53,12 @@ class FailureKind(str, enum.Enum):
 
 
 def add_hint(message: str, hint: str) -> str:
-    """What is so and what to do about it, where there is room for one text only."""
+    """Return a message with its hint, as one text."""
     return f"{message} -> {hint}" if hint else message
 
 
 def cut_text(text: str, most: int) -> str:
-    """Return at most so many characters of a text, and never a part of a word."""
+    """Return at most `most` characters of a text, cut between words."""
     if len(text) <= most:
         return text
     head, _, part = text[: most - 3].rpartition(" ")
@@ -67,20 +67,20 @@ def cut_text(text: str, most: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One thing that is so, since when, and why. Programs match on `reason`, people read the rest."""
+    """One fact about a job, its time and its reason. Programs match on `reason`."""
 
     type: str
     reason: str
     message: str
     since_s: float
-    hint: str = ""  # what to do about it
+    hint: str = ""  # how to fix it
 
     @property
     def text(self) -> str:
         return add_hint(self.message, self.hint)
 
 
-_IN_STEP_S = 0.3  # ranks in step report steps that are this many seconds apart at most
+_IN_STEP_S = 0.3  # synchronized ranks report steps that are at most this many seconds apart
 
 _REASONS: Mapping[FailureKind, str] = {
     FailureKind.LOST_NODE: names.REASON_NODE_LOST,
@@ -93,7 +93,7 @@ _REASONS: Mapping[FailureKind, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Who failed first, where, when, why, and what to type next."""
+    """Verdict on a failure: the first rank or node that failed, the cause, and the next command."""
 
     kind: FailureKind
     message: str
@@ -105,11 +105,13 @@ class Verdict:
     exception: str = ""  # type and message, as Python prints them
     file: str = ""
     line: int = 0
-    source: str = ""  # the line itself
+    source: str = ""  # text of that line
     exit_code: int | None = None
     signal: str = ""
-    others: Mapping[str, int] = field(default_factory=dict)  # what became of the other ranks
-    note: str = ""  # what else to know of the cause; `message` ends with it
+    others: Mapping[str, int] = field(default_factory=dict)  # number of the other ranks by state
+
+    # More about the cause. `message` ends with it.
+    note: str = ""
     next: str = ""
 
     @property
@@ -118,7 +120,7 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """What the job's conditions say of it, for programs."""
+        """Reason in the job's conditions, for programs."""
         own = names.REASON_NODE_LOST if self.rank is None else names.REASON_RANK_FAILED
         return _REASONS.get(self.kind, own)
 
@@ -132,7 +134,7 @@ def make_job_verdict(
     attempt: int = 0,
     node: int | None = None,
 ) -> Verdict:
-    """Return a verdict about the job, or about a node of it."""
+    """Return a verdict about the job or about one of its nodes."""
     return Verdict(
         kind=kind,
         message=message,
@@ -146,25 +148,28 @@ def make_job_verdict(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Step of the rank that is furthest behind, and the metrics that this rank reported.
+    """Step of the slowest rank and the metrics that it reported.
 
-    All values but `max_step` are this rank's. A metric of an earlier step is in `metric_steps`.
+    All values but `max_step` and `at_s` are of this rank. `metric_steps` holds the steps of older metrics.
     """
 
     step: int | None = None
-    max_step: int | None = None  # of the rank that is furthest ahead
-    rank: int | None = None  # the one that `step` and `metrics` are from
+    max_step: int | None = None  # of the fastest rank
+    rank: int | None = None  # the rank that `step` and `metrics` come from
     total: int | None = None
     metrics: Mapping[str, float | int | str | bool | None] = field(default_factory=dict)
-    metric_steps: Mapping[str, int] = field(default_factory=dict)  # where it is not `step`
-    at_s: float = 0.0  # when the last report was made, by any rank
+    metric_steps: Mapping[str, int] = field(default_factory=dict)  # of metrics older than `step`
+    at_s: float = 0.0  # time of the last report by any rank
     step_at_s: float = 0.0  # when `step` last changed
     eta_s: float | None = None
     steps_per_s: float | None = None
 
     @property
     def is_spread(self) -> bool:
-        """True if ranks are further apart than reports of ranks in step, sent ten times a second, can be."""
+        """True if ranks are too far apart to be synchronized.
+
+        Ranks report ten times a second, so even synchronized ranks appear slightly apart.
+        """
         if self.step is None or self.max_step is None:
             return False
         return self.max_step - self.step > max(1.0, _IN_STEP_S * (self.steps_per_s or 0.0))
@@ -183,20 +188,20 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """One node: its agent, and what was found there."""
+    """One node, its agent and its environment."""
 
     index: int
     name: str
     state: NodeState = NodeState.PENDING
     pid: int | None = None
     python: str = ""
-    host: str = ""  # the machine it is on, where that has a name of its own
-    pod: str = ""  # the name of the pod that it is, or was last
+    host: str = ""  # the node's machine, if that has its own name
+    pod: str = ""  # name of its current or last pod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """One line of the timeline from submit to the end."""
+    """One event of the timeline from submit to the end."""
 
     name: MomentName
     at_s: float
@@ -204,7 +209,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """Everything that is known of a job now."""
+    """Everything that is currently known about a job."""
 
     job_id: str
     name: str
@@ -227,7 +232,7 @@ class JobStatus:
     timeline: tuple[Moment, ...] = ()
 
     def lose_ranks(self) -> tuple[RankStatus, ...]:
-        """The ranks when all that had not ended are lost."""
+        """Return the ranks, with every unfinished rank marked as lost."""
         return tuple(
             replace(rank, state=RankState.LOST) if rank.state in NOT_ENDED else rank
             for rank in self.ranks
@@ -237,11 +242,11 @@ class JobStatus:
         return sum(rank.state == state for rank in self.ranks)
 
 
-_MAX_TIME_S = 253_000_000_000.0  # of the year 9987: calendars end with 9999
+_MAX_TIME_S = 253_000_000_000.0  # in the year 9987, because datetime ends with the year 9999
 
 
 def make_first_status(plan: Plan) -> JobStatus:
-    """A job's status before anything has been seen of it."""
+    """Return a job's status before any report has arrived."""
     return JobStatus(
         job_id=plan.job_id,
         name=plan.name,
@@ -259,33 +264,36 @@ def make_first_status(plan: Plan) -> JobStatus:
 
 
 def render_status(status: JobStatus) -> bytes:
-    """What stands in the status file."""
+    """Return the content of the status file."""
     return json.dumps(records.to_json(status), separators=(",", ":")).encode()
 
 
 def make_ranks(plan: Plan) -> tuple[RankStatus, ...]:
-    """Every rank, none of them started."""
+    """Return the status of every rank before the start."""
     return tuple(
         RankStatus(rank=rank, node=node.index) for node in plan.nodes for rank in node.ranks
     )
 
 
 def read_status(text: bytes) -> JobStatus:
-    """A status that somebody else wrote; ProtocolError if it is malformed or out of range."""
+    """Return a status from untrusted JSON. Raise ProtocolError if it is malformed or out of range."""
     status = records.read(JobStatus, records.parse(text, "the status"))
     if not (0 <= status.num_ranks <= names.MAX_RANKS and 0 <= status.num_nodes <= names.MAX_RANKS):
         raise ProtocolError(
-            f"the status speaks of {status.num_ranks:.3g} ranks on {status.num_nodes:.3g} nodes"
+            f"the status is out of range: {status.num_ranks:.3g} ranks on {status.num_nodes:.3g} nodes"
         )
     if not 0 <= status.attempt < names.MAX_ATTEMPTS:
-        raise ProtocolError("the status speaks of an attempt that cannot be")
+        raise ProtocolError(f"the status has an attempt that is out of range: {status.attempt:.3g}")
     if not all(0 <= at_s < _MAX_TIME_S for at_s in (status.created_at_s, status.ended_at_s or 0.0)):
-        raise ProtocolError("the status speaks of a time that cannot be")
+        raise ProtocolError("the status has a time that is out of range")
     return status
 
 
 class StatusFile:
-    """The status in one file; `read` raises what opening and parsing it raise."""
+    """Reader of a status file that parses it only when it has changed.
+
+    `read` passes on the errors of opening and parsing.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -294,17 +302,18 @@ class StatusFile:
 
     @property
     def last(self) -> JobStatus | None:
-        """What was last read."""
+        """The status that was read last."""
         return self._status
 
     def read_known(self) -> JobStatus | None:
-        """The same, but None if there is no status yet or only half of one, as after a power cut."""
+        """Return the status, or None if it is absent or incomplete, as after a power cut."""
         try:
             return self.read()
         except (FileNotFoundError, ProtocolError):
             return None
 
     def read(self) -> JobStatus:
+        """Return the current status."""
         with open(self._path, "rb", opener=open_now) as file:
             info = os.fstat(file.fileno())
             stamp = (info.st_ino, info.st_mtime_ns, info.st_size)
@@ -315,12 +324,12 @@ class StatusFile:
 
 
 def render_world(world: Plan) -> bytes:
-    """What stands in the file."""
+    """Return the content of an attempt's world file."""
     return json.dumps([records.to_json(node) for node in world.nodes]).encode()
 
 
 def read_world(folder: JobFolder, plan: Plan, attempt: int) -> tuple[NodePlan, ...]:
-    """The nodes of one attempt, with the ranks they had in it."""
+    """Return the nodes of one attempt, with the ranks they had in it."""
     try:
         with folder.world(attempt).open("rb") as file:
             text = file.read(records.MAX_JSON_BYTES + 1)
@@ -328,7 +337,7 @@ def read_world(folder: JobFolder, plan: Plan, attempt: int) -> tuple[NodePlan, .
         return plan.nodes
     world = records.parse(text, f"the world of attempt {attempt}")
     if not isinstance(world, list):
-        raise ProtocolError(f"the world of attempt {attempt} is no list of nodes")
+        raise ProtocolError(f"the world of attempt {attempt} is not a list of nodes")
     nodes = tuple(records.read(NodePlan, node) for node in world)
     is_sane = all(min(node.index, node.first_rank, node.num_ranks) >= 0 for node in nodes)
     if not is_sane or sum(node.num_ranks for node in nodes) > names.MAX_RANKS:

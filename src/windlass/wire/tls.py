@@ -1,8 +1,8 @@
-"""TLS between the machines of one job: both sides show a certificate of the job's own CA.
+"""TLS between the machines of one job. Both sides present a certificate of the job's own CA.
 
-Contexts from the job's files, and who the certificate on the other side belongs to. Version 1.3 only,
-checked as strictly on every Python as 3.13 does by itself. Standard library only; opens no sockets and makes
-no certificates.
+Creates contexts from the job's files and reads the role in a peer's certificate. Accepts TLS 1.3 only, and
+checks certificates on every Python as strictly as Python 3.13 does by default. Uses only the standard
+library. Opens no sockets and creates no certificates.
 """
 
 from __future__ import annotations
@@ -21,31 +21,37 @@ __all__ = ["client_context", "client_context_from", "read_role", "server_context
 
 
 def server_context(folder: Path) -> ssl.SSLContext:
-    """For a node that listens: shows the node's certificate, and wants one of the same CA."""
+    """Return the context of a listening node, which requires a certificate of the same CA."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, _read(folder / identity.CA_CRT))
     context.verify_mode = ssl.CERT_REQUIRED
-    # a resumed session would not be checked again, and nobody comes back often enough to gain by one
+    # A resumed session would skip the check, and peers reconnect too rarely to benefit from one.
     context.num_tickets = 0
     _show(context, folder / identity.NODE_CRT, folder / identity.NODE_KEY)
     return context
 
 
 def client_context(folder: Path, cert: Literal["node", "client"] = "node") -> ssl.SSLContext:
-    """For a process that connects to a node; `server_hostname` must be the job's `server_name`."""
+    """Return the context of a process that connects to a node.
+
+    `server_hostname` must be the job's `server_name`.
+    """
     context = _context(ssl.PROTOCOL_TLS_CLIENT, _read(folder / identity.CA_CRT))
     _show(context, folder / f"{cert}.crt", folder / f"{cert}.key")
     return context
 
 
 def client_context_from(files: Mapping[str, bytes]) -> ssl.SSLContext:
-    """A client's from memory: the certificate and its key touch the disk only while they are read."""
+    """Return a client's context from files in memory.
+
+    The certificate and its key are on disk only while they are read.
+    """
     wanted = (identity.CA_CRT, identity.CLIENT_CRT, identity.CLIENT_KEY)
     if missing := [name for name in wanted if name not in files]:
         raise EngineError(
             f"the job's certificates lack {', '.join(missing)}",
             hint="the job's Secret is incomplete; submit the job again",
         )
-    import tempfile  # a client's need: agents start without it
+    import tempfile  # only clients need it, so agents start without it
 
     with tempfile.TemporaryDirectory(prefix="windlass-") as made:  # mode 0700
         folder = Path(made)
@@ -57,11 +63,11 @@ def client_context_from(files: Mapping[str, bytes]) -> ssl.SSLContext:
 
 
 def read_role(peercert: Mapping[str, Any] | None) -> tuple[str, str]:
-    """The job and the role in a peer's certificate, as `SSLSocket.getpeercert()` gives it."""
+    """Return the job and role in a peer's certificate, as returned by `SSLSocket.getpeercert()`."""
     known_as = (peercert or {}).get("subjectAltName", ())
     uris = [value for kind, value in known_as if kind == "URI"]
     if len(uris) != 1:
-        raise ProtocolError(f"the peer's certificate holds {len(uris)} roles, not one")
+        raise ProtocolError(f"the peer's certificate has {len(uris)} roles instead of one")
     return identity.read_role_uri(uris[0])
 
 
@@ -78,9 +84,9 @@ def _context(protocol: int, ca_pem: bytes) -> ssl.SSLContext:
 
 def _show(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     for path in (certificate, key):
-        _read(path)  # ssl says only "No such file or directory", not which
+        _read(path)  # ssl's own error does not name the missing file
     try:
-        # a key with a password would be asked for on the terminal
+        # Without this, ssl would prompt on the terminal for the password of an encrypted key.
         context.load_cert_chain(certificate, key, password=lambda: "")
     except (ssl.SSLError, ValueError) as error:
         raise _unreadable(f"{certificate.name} and {key.name}", error) from error
