@@ -1,10 +1,10 @@
-"""Engine protocols: what an engine must offer to give a job its nodes.
+"""Protocols that engines implement to run a job's nodes.
 
-A `Renderer` only writes documents, an `Engine` runs jobs, a `ComputeEngine` also keeps computes. An
-engine that cannot do something does not have the type, and is refused when it is asked for. Smaller
-differences are in `can`, and are refused before submit, as are hidden variables that a job may not
-have. An engine knows nothing of other engines, of frameworks, or of how anything is shown.
-`engine_table` has the engines by name.
+A `Renderer` only writes documents, an `Engine` runs jobs, and a `ComputeEngine` also keeps computes.
+An engine does not implement a protocol that it cannot support, and callers check the type. Smaller
+differences are listed in `can`. They are checked before submit, as are the names of hidden variables.
+An engine knows nothing of other engines, of frameworks, or of how results are displayed.
+`engine_table` lists the engines by name.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _OURS = "WINDLASS_"
 
 
 def check_hidden(hidden: Mapping[str, str]) -> dict[str, str]:
-    """The same variables, if they can be set for ranks."""
+    """Return a copy of the variables. Raise `SpecError` if one cannot be set for ranks."""
     for name, value in hidden.items():
         if not _NAME.match(name):
             raise SpecError(
                 f"{name!r} is not a name for an environment variable",
-                hint="letters, digits and _, not starting with a digit",
+                hint="use letters, digits and _, not starting with a digit",
             )
         if name in names.SET_PER_RANK or name.startswith(_OURS):
             raise SpecError(
@@ -50,44 +50,47 @@ def check_hidden(hidden: Mapping[str, str]) -> dict[str, str]:
         if "\0" in value:
             raise SpecError(
                 f"the value of {name} holds a NUL character, which no environment can carry",
-                hint="a secret that is not text can be mounted as a file",
+                hint="mount a binary secret as a file instead",
             )
     return dict(hidden)
 
 
 @dataclass(frozen=True, slots=True)
 class JobRef:
-    """Where a job is: prints as `local://ID` or `kubernetes://NAMESPACE/ID`; any process can attach."""
+    """Address of a job, from which any process can attach.
+
+    Prints as `local://ID` or `kubernetes://NAMESPACE/ID`.
+    """
 
     engine: str
     job_id: str
-    place: str = ""  # a namespace, where an engine has such
+    place: str = ""  # the namespace, for engines that have namespaces
 
     def __str__(self) -> str:
         return f"{self.engine}://{self.place}/{self.job_id}".replace(":///", "://")
 
 
 class LogReader(Protocol):
-    """Lines of a job, now or as they come."""
+    """Reader of a job's log lines, all of them or only the new ones."""
 
     def read_all(self) -> Iterator[LogLine]:
-        """Every line that is there."""
+        """Yield every available line."""
 
     def read_new(self) -> list[LogLine]:
-        """Lines that came since the last call."""
+        """Return the lines that arrived since the last call."""
 
     def read_rest(self) -> list[LogLine]:
-        """Pieces of lines that will never end, once the job has."""
+        """Return the unfinished last lines of an ended job."""
 
 
 class Renderer(Protocol):
-    """Plans a job for a place, and writes it as documents."""
+    """Engine that plans a job and writes it as documents."""
 
     name: str
     can: frozenset[str]
 
     def facts(self) -> Facts:
-        """What planning must know of the place the nodes will be in."""
+        """Return the facts about the nodes' environment that planning needs."""
 
     def render(
         self,
@@ -97,15 +100,15 @@ class Renderer(Protocol):
         bundle: Path | None = None,
         with_keys: bool = False,
     ) -> list[dict[str, Any]]:
-        """The job as documents. Pure.
+        """Return the job as documents, without side effects.
 
-        `payload` and `bundle` are as for `submit`, for documents that hold them; `with_keys` adds the keys
-        without which they cannot be started.
+        `payload` and `bundle` are as for `submit`, for documents that contain them. `with_keys` adds the
+        keys that the job needs to start.
         """
 
 
 class Engine(Renderer, Protocol):
-    """Runs jobs."""
+    """Engine that runs jobs."""
 
     def submit(
         self,
@@ -115,54 +118,70 @@ class Engine(Renderer, Protocol):
         *,
         hidden: Mapping[str, str] = NO_HIDDEN,
     ) -> JobRef:
-        """Start the nodes. `bundle` is the project's archive, for nodes that do not share this machine.
+        """Start the nodes.
 
-        `hidden` are variables that ranks get and that no plan, file or document holds.
+        `bundle` is the project's archive, for nodes that run on other machines. `hidden` are variables for
+        the ranks that never appear in a plan, file or document.
         """
 
     def plan(self, ref: JobRef) -> Plan:
-        """What was decided about a job when it was submitted."""
+        """Return the plan that a job was submitted with."""
 
     def status(self, ref: JobRef) -> JobStatus:
-        """What is known of the job now, also when its agents are gone."""
+        """Return the current status of a job, even when its agents are gone."""
 
     def logs(self, ref: JobRef, query: LogQuery) -> LogReader:
-        """A reader of all ranks' lines, merged."""
+        """Return a reader of all ranks' lines, merged."""
 
     def results(
         self, ref: JobRef, *, with_values: bool = True
     ) -> list[tuple[ResultHeader, bytes] | None]:
-        """What each rank left in the last attempt, in rank order; without values, headers alone are read."""
+        """Return each rank's result of the last attempt, in rank order.
+
+        Without `with_values` only the headers are read.
+        """
 
     def open_port(self, ref: JobRef, port: int) -> socket.socket:
-        """A connection to a port of node 0; OSError while node 0 does not run or nobody listens there."""
+        """Return a connection to a port of node 0.
+
+        Raise `OSError` if node 0 is not running or does not listen on the port.
+        """
 
     def cancel(
         self, ref: JobRef, *, now: bool = False, why: str = "", interrupt: bool = False
     ) -> None:
-        """End the job; twice is once."""
+        """Cancel the job. Cancelling it again has no effect."""
 
     def hold(self, ref: JobRef) -> AbstractContextManager[None]:
-        """Hold the lease of an attached job: it ends some time after nobody holds one."""
+        """Hold the lease of an attached job, which ends some time after its last lease is released."""
 
     def jobs(self) -> list[JobRef]:
-        """The jobs that are known here, newest first."""
+        """Return the jobs that the engine knows, newest first."""
 
     def jobs_here(self) -> list[JobRef]:
-        """Those that this machine has a folder of, newest first; nothing else is asked for them."""
+        """Return the jobs that have a folder on this machine, newest first. Nothing else is queried."""
 
     def remove(self, ref: JobRef) -> None:
-        """Forget an ended job and everything it left."""
+        """Remove an ended job with all its files and objects."""
 
 
 class ComputeEngine(Engine, Protocol):
-    """Runs jobs, and keeps computes: their nodes stay, grow and shrink, and their lead takes calls."""
+    """Engine that runs jobs and keeps computes.
+
+    The nodes of a compute stay up, can grow and shrink in number, and their lead accepts calls.
+    """
 
     def computes(self) -> list[JobRef]:
-        """The jobs that may be computes that live, newest first: their plans tell."""
+        """Return the jobs that may be live computes, newest first.
+
+        Only a job's plan shows whether it is one.
+        """
 
     def dial(self, ref: JobRef) -> Stream:
-        """A connection to the lead of a compute, before the first word; OSError while there is none."""
+        """Return a new connection to the lead of a compute, on which nothing has been sent yet.
+
+        Raise `OSError` while no lead can be reached.
+        """
 
     def grow(
         self,
@@ -173,26 +192,29 @@ class ComputeEngine(Engine, Protocol):
         hidden: Mapping[str, str] = NO_HIDDEN,
         workers: PodSize | None = None,
     ) -> None:
-        """Have a compute's nodes `indexes` started, of so many in all; or fewer than there are.
+        """Resize a compute to `num_nodes` nodes, and start the nodes `indexes`.
 
-        `workers` is the size of nodes from 1 on, where it is their own; None: as they are, or as node 0's.
+        `workers` is the size of nodes 1 and up. With None they keep their size, or have that of node 0.
         """
 
     def let_go(self, ref: JobRef) -> None:
-        """Stop following a job from here; it is followed again when somebody asks."""
+        """Stop following a job. The next request for it follows it again."""
 
     def set_wait_deadline(self, ref: JobRef, until_s: float | None) -> None:
-        """Until when a compute waits for its machines though nobody waits for it; None: it is up."""
+        """Set the time until which a compute may wait for its machines without a waiting client.
+
+        None removes the deadline of a compute that is up.
+        """
 
     def is_made_here(self, ref: JobRef) -> bool:
-        """Whether a job was submitted by this user from this machine, as its keys show."""
+        """Return whether this user submitted a job from this machine, judging by its keys."""
 
     def identity(self) -> str:
-        """What the place of the nodes calls this user; nothing where it has no names for users."""
+        """Return the user's name on the cluster, or an empty string if the engine has no user names."""
 
 
 def check_capabilities(engine: Renderer, plan: Plan) -> None:
-    """Refuse, before anything starts, what the engine does not list."""
+    """Raise `SpecError` if the plan needs a capability that the engine lacks."""
     wanted = {
         "detach": plan.detach,
         "restarts": plan.restarts > 0,

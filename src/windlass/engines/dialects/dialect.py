@@ -1,7 +1,7 @@
-"""Dialect: everything that is known of one kind of object whose pods are a job's nodes.
+"""Dialects: descriptions of the Kubernetes object kinds that can run a job's nodes.
 
-A record of data and pure functions; nothing else in the project knows the kind. What speaks to a cluster is
-`engines.cluster.cluster_engine`, once for all dialects; `engines.engine_table` lists them.
+A dialect is a record of data and pure functions. Nothing else in the project depends on the kind.
+`engines.cluster.cluster_engine` talks to the cluster for all dialects, and `engines.engine_table` lists them.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ if TYPE_CHECKING:
 
 Patch = dict[str, Any]
 
-LABEL_JOB_INDEX = "batch.kubernetes.io/job-completion-index"  # of the pods of an Indexed Job
+LABEL_JOB_INDEX = "batch.kubernetes.io/job-completion-index"  # on the pods of an Indexed Job
 JOB_FAILURES = "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"  # likewise
 _DAY_S = 86400
 _MAX_INT32 = (1 << 31) - 1
 
 
 class ObjectPhase(Enum):
-    """How far a main object is, as it says itself."""
+    """Progress of a main object, as its own fields report it."""
 
-    HELD = "held"  # it may not have pods yet
-    WAITING = "waiting"  # no pod of it has ever run
+    HELD = "held"  # not allowed to have pods yet
+    WAITING = "waiting"  # none of its pods has run yet
     STARTED = "started"
     ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectEnd:
-    """That a main object is over: whether its agents left in peace, when, and why not in its own words."""
+    """End of a main object: whether its agents completed, when it ended, and its own message on a failure."""
 
     is_complete: bool
     at_s: float | None = None
@@ -63,7 +63,7 @@ class ObjectEnd:
 
 
 class ReadHold(Protocol):
-    """What holds an object back that may not have pods yet; None if nothing does."""
+    """Reader of the reason why an object may not have pods yet. Returns None if it may."""
 
     def __call__(
         self,
@@ -76,7 +76,7 @@ class ReadHold(Protocol):
 
 
 def read_condition_end(body: Object, *, complete: str = "Complete") -> ObjectEnd | None:
-    """The end of an object whose own conditions tell it: `complete`, or Failed."""
+    """Return the end of an object from its conditions: `complete` or Failed."""
     for kind in (complete, "Failed"):
         said = condition_of(body, kind)
         if is_true(said):
@@ -90,23 +90,23 @@ def read_condition_end(body: Object, *, complete: str = "Complete") -> ObjectEnd
 
 
 def never_ends(_body: Object) -> None:
-    """Return no end: for kinds that never end."""
+    """Return None, for kinds that never end."""
 
 
 def never_held(
     _body: Object, *, events: Sequence[Object], queues: Sequence[str] | None
 ) -> Blocker | None:
-    """Return no hold: for kinds that have their pods at once."""
+    """Return None, for kinds that get their pods immediately."""
 
 
 def read_ready_phase(body: Object) -> ObjectPhase:
-    """Return the phase of a kind that only counts the pods that are ready."""
+    """Return the phase of an object that only reports its number of ready pods."""
     is_up = body.get("status", {}).get("readyReplicas")
     return ObjectPhase.STARTED if is_up else ObjectPhase.WAITING
 
 
 def count_replicas(body: Object) -> int:
-    """Return the number of pods of an object that has it as `replicas`."""
+    """Return the number of pods of an object from its `replicas` field."""
     return int(body.get("spec", {}).get("replicas") or 0)
 
 
@@ -128,7 +128,7 @@ def make_main_object(
 
 
 def limit_time(plan: Plan) -> dict[str, int]:
-    """Return the field that ends a job whose lead does not.
+    """Return the field that ends a job if its lead fails to.
 
     Kubernetes counts from the start of the first pod, so the limit is far above the job's own.
     """
@@ -139,13 +139,13 @@ def limit_time(plan: Plan) -> dict[str, int]:
 
 
 def delete_after_ttl(plan: Plan) -> dict[str, int]:
-    """Return the field that has the cluster delete an object some time after its end."""
+    """Return the field that makes the cluster delete an object some time after it ended."""
     ttl_s = pod_of(plan).ttl_s
     return {} if ttl_s is None else {"ttlSecondsAfterFinished": math.ceil(ttl_s)}
 
 
 def allow_missing_pods(plan: Plan) -> dict[str, Any]:
-    """Return the fields of an Indexed Job that let it end although some of its pods never came."""
+    """Return the fields that let an Indexed Job end although some of its pods were never created."""
     if plan.min_nodes == len(plan.nodes):
         return {}
     return {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}}
@@ -173,13 +173,14 @@ def read_index_in_name(
 
 
 def is_suspended(body: Object) -> bool:
-    """Whether an object that says so in its own spec is held back."""
+    """Return whether an object is suspended by its own spec."""
     return bool(body.get("spec", {}).get("suspend"))
 
 
 def make_hold_reader(prefix: str, is_held: Callable[[Object], bool] = is_suspended) -> ReadHold:
-    """Why an object is suspended: its submit broke off, somebody did it, or its queue has not let it in.
+    """Return a reader of the reason why an object is suspended.
 
+    Its submit may be incomplete, a user may have suspended it, or its queue has not admitted it yet.
     `prefix` begins the names of Kueue's Workloads for objects of this kind.
     """
 
@@ -200,33 +201,36 @@ def make_hold_reader(prefix: str, is_held: Callable[[Object], bool] = is_suspend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prerequisite:
-    """An object that the main one names, and that must be there first: ours, made from one of the cluster's.
+    """Object that the main object refers to by name and that must exist first.
 
-    It has the job's id for a name, and comes to be owned by the main object.
+    Windlass makes it from a source object of the cluster. It is named after the job's id, and the main
+    object becomes its owner.
     """
 
     kind: ObjectKind
-    sources: tuple[ObjectKind, ...]  # where what it is made from is looked for, in this order
+    sources: tuple[ObjectKind, ...]  # the kinds to search for the source, in order
     source_name: Callable[[Plan], str]
-    shipped: Mapping[str, Object]  # sources as their product ships them: for an export
+    shipped: Mapping[str, Object]  # sources as their product ships them, for exports
     render: Callable[[Plan, FileNames, str, Object], dict[str, Any]]
-    """The object, from what a main object is rendered from, and its source."""
+    """Makes the object from its source and the arguments of the main object's `render`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adoption:
-    """How the pods of an object are known that others made, with kubectl or the kind's own SDK."""
+    """Rules to find the pods of an object that was made by kubectl or by the kind's own SDK."""
 
-    pod_labels: Callable[[str], Mapping[str, str]]  # which its pods have, by its name
+    pod_labels: Callable[[str], Mapping[str, str]]  # labels of its pods, from its name
     index_of: Callable[[Object, Object], int | None]
-    """Of the object and one of its pods; None: it has none, and is numbered as it comes."""
+    """Index of a pod, from the object and the pod. With None, pods are numbered in order of arrival."""
     owns: Callable[[Object, Object], bool] | None = None
-    """Whether one of them is the object's; None: as the dialect knows it."""
-    find_slip: Callable[[Object], str] = lambda _body: ""  # what its maker meant and did not get
+    """Whether the object owns a pod (default: as the dialect decides)."""
+    find_slip: Callable[[Object], str] = lambda _body: (
+        ""
+    )  # a likely mistake of its author, as a sentence
 
 
 class MakeWorkers(Protocol):
-    """The object whose pods are a compute's nodes from 1 on; `owner` is the main object."""
+    """Maker of the object that runs a compute's nodes 1 and up. `owner` refers to the main object."""
 
     def __call__(
         self,
@@ -241,74 +245,77 @@ class MakeWorkers(Protocol):
 
 
 Regroup = Callable[[Plan, Object, int, "PodSize | None"], Patch]
-"""From a compute's plan, its main object, and the number of its nodes and the size of those from 1 on: the
-patch that makes it so. Without a size workers stay as they are."""
+"""Makes the patch that resizes a compute's main object.
+
+The arguments are the plan, the main object, the number of nodes, and the size of nodes 1 and up.
+Without a size the workers stay as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """One kind of object, as an engine.
+    """Description of one kind of object as an engine.
 
-    The main object is made first and owns all others, so that deleting it deletes them and a submit that
-    breaks off leaves nothing. Where it can be `start`ed it is rendered held back, and started when the rest
-    is there; where it cannot, its pods wait for the job's Secret, which they mount.
+    The main object is created first and owns all others. Deleting it therefore deletes them, and a failed
+    submit leaves nothing behind. A kind with `start` is rendered suspended, and started when all other
+    objects exist. The pods of a kind without `start` wait for the job's Secret, which they mount.
     """
 
-    name: str  # of the engine
+    name: str  # the engine's name
     kind: ObjectKind
-    make_name: Callable[[str], str] = str  # of the main object, from its job's id
+    make_name: Callable[[str], str] = str  # makes the main object's name from the job id
     can: frozenset[str]
-    needs: tuple[Need, ...] = ()  # what not every cluster serves
+    needs: tuple[Need, ...] = ()  # kinds that not every cluster serves
     newer_fields: Mapping[str, Patch] = field(default_factory=dict)
-    """Fields that older operators refuse and jobs can do without: what leaves each out."""
-    more_rights: tuple[Right, ...] = ()  # besides those on the kind itself
-    operator: str = ""  # the product that makes the pods, where Kubernetes itself does not
+    """Optional fields that older operators reject, each with the patch that leaves it out."""
+    more_rights: tuple[Right, ...] = ()  # in addition to those on the kind itself
+    operator: str = ""  # product that makes the pods, if Kubernetes does not
     prerequisite: Prerequisite | None = None
 
     render: Callable[[Plan, FileNames, str], dict[str, Any]]
-    """The main object of a plan, the names of its files, and the mark of its submit."""
-    start: Patch | None = None  # lets a held one run, and resumes a suspended one
+    """Makes the main object from a plan, the names of its files, and the mark of its submit."""
+    start: Patch | None = None  # starts a held object and resumes a suspended one
     suspend: Patch | None = None
     resize: Callable[[int], Patch] | None = None
-    regroup: Regroup | None = None  # in place of `resize`, where one object has groups of pods
+    regroup: Regroup | None = None  # replaces `resize` for kinds with groups of pods
     make_workers: MakeWorkers | None = None
-    """Where its pods are all alike: a second object of its kind, for nodes that are not. It is owned by the
-    main one, and resized as that is."""
-    give_up: Patch | None = None  # has it fail at the next pod that does; empty: it does anyway
+    """For kinds with identical pods: makes a second object of the kind, for nodes of another size.
+    The main object owns it, and it is resized in the same way."""
+    give_up: Patch | None = None  # lets it fail with its next failed pod ({}: it does so anyway)
     end_lost_pod: Patch | None = None
-    """Of kinds that replace only a pod that has ended: the status that one on a dead machine is given before
-    it is deleted. Empty: to delete it is enough; None: it is replaced anyway."""
-    stays_up: bool = False  # it never ends, and starts its containers again
+    """For kinds that only replace ended pods: the status for a pod on a dead machine before it is deleted.
+    An empty patch means that deleting the pod is enough. None means that the kind replaces it anyway."""
+    stays_up: bool = False  # it never ends, and restarts its containers
 
     read_end: Callable[[Object], ObjectEnd | None] = never_ends
     read_phase: Callable[[Object], ObjectPhase]
     num_pods: Callable[[Object], int] = count_replicas
     read_hold: ReadHold = never_held
     pod_made: str = ""
-    """Where pods are not told how many were lost before them: the reason of its event when it makes one."""
+    """Reason of the event that reports a new pod, for kinds where a pod cannot know how many were lost before
+    it."""
     pod_maker: Callable[[Object], tuple[str, str]] | None = None
-    """Kind and name of what makes the pods, as events name it; None: the main object itself."""
+    """Kind and name of the maker of the pods, as in events (default: the main object itself)."""
 
-    lead_labels: Mapping[str, str]  # of the lead's pod alone, among those of its job
+    lead_labels: Mapping[str, str]  # only the lead's pod has them among its job's pods
     compute_lead_labels: Callable[[str], Mapping[str, str]] = lambda _job_id: {}
-    """What else it has, by the job's id, where a compute's workers may have the same ones."""
+    """Further labels of the lead, from the job id, where a compute's workers may share `lead_labels`."""
     index_of: Callable[[Object], int | None]
     index_in_name: Callable[[str, str], int | None]
-    """The index of a pod that is gone, from its name and the job's id; None for another job's."""
+    """Index of a deleted pod, from its name and the job id. None for pods of other jobs."""
     owns: Callable[[Object, str], bool] = is_controlled_by
-    """Whether a pod belongs to the main object of that uid: labels may be anybody's."""
-    host_name: str = names.POD_HOST  # of a pod, inside the cluster; empty: nobody can tell
-    container: str = names.CONTAINER  # what its kind has our container called
-    adoption: Adoption | None = None  # None: what others made of this kind is left alone
-    also_adopts: tuple[Dialect, ...] = ()  # other kinds of the same product that others make
+    """Whether a pod belongs to the main object with that UID. Labels alone prove nothing."""
+    host_name: str = names.POD_HOST  # host name of a pod inside the cluster, empty if unknown
+    container: str = names.CONTAINER  # name that the kind requires for our container
+    adoption: Adoption | None = None  # None: objects made by others are not adopted
+    also_adopts: tuple[Dialect, ...] = ()  # further kinds of the product to adopt
 
     @property
     def rights(self) -> tuple[Right, ...]:
-        """What a user must be allowed to do in a namespace; the Role is made of it."""
+        """Rights that a user needs in a namespace. The Role is made from them."""
         return make_rights(self.kind, self.more_rights)
 
     def find_pod_maker(self, body: Object) -> tuple[str, str]:
-        """Kind and name of what makes the pods of a main object."""
+        """Return the kind and name of the object that makes the pods of a main object."""
         return self.pod_maker(body) if self.pod_maker else (self.kind.name, name_of(body))
 
     def find_blockers(
@@ -323,18 +330,18 @@ class Dialect:
         queues: Sequence[str] | None = None,
         last_lines: Mapping[str, str] | None = None,
     ) -> list[Blocker]:
-        """What is in a job's way now. Only the first three are needed; the rest makes sentences more exact.
+        """Return the blockers of a job, which keep it from running now.
 
-        `claims` are the namespace's volume claims, `nodes` the cluster's, `queues` the
-        names of the namespace's queues if they are known; `last_lines` maps a pod's name to the last line of
-        its log.
+        Only the first three arguments are required. The others make the messages more precise. `claims` are
+        the volume claims of the namespace, and `nodes` those of the cluster. `queues` are the names of the
+        namespace's queues, if known. `last_lines` maps a pod's name to the last line of its log.
         """
         if self.read_end(body) is not None:
             return []
         hold = self.read_hold(body, events=events, queues=queues)
         if hold is not None:
             return [hold]
-        # imported only now: nothing that starts a job needs it
+        # Imported lazily: starting a job does not need it.
         from windlass.kube.diagnosis.pod_blockers import PodMaker, find_pod_blockers
 
         kind, name = self.find_pod_maker(body)
@@ -357,7 +364,7 @@ class Dialect:
         )
         if self.end_lost_pod is not None:
             blockers = [self._advise(blocker) for blocker in blockers]
-        # where the operator has them made by something else, that replaces them, too
+        # If the operator delegates to another maker, that maker also replaces lost pods.
         lacks_pods = len(pods) < (1 if self.pod_maker else maker.num_pods)
         if self.operator and lacks_pods and not blockers:
             return [self._find_idle(body, events, num_pods=(len(pods), maker.num_pods))]
@@ -381,14 +388,14 @@ class Dialect:
         )
 
     def _advise(self, blocker: Blocker) -> Blocker:
-        """The same, with what helps against a lost machine where Kubernetes alone does not."""
+        """Return the blocker, with a hint for a lost machine if Kubernetes does not replace its pod."""
         from windlass.kube.diagnosis.blocker import NODE_LOST
 
         if blocker.reason != NODE_LOST:
             return blocker
         hint = (
             f"its {self.kind.name} gets another pod when this one has ended: a client that looks at the job "
-            f"ends it, if it may (`windlass doctor -e {self.name} --role` prints the Role); else it stays "
-            "until the machine is back or an admin deletes its Node object"
+            f"ends it, if it may (`windlass doctor -e {self.name} --role` prints the Role); otherwise it "
+            "stays until the machine is back or an admin deletes its Node object"
         )
         return replace(blocker, hint=hint)

@@ -1,10 +1,10 @@
-"""What an engine needs of a cluster: rights of the user in a namespace, and kinds that are served.
+"""Requirements of an engine on a cluster: the user's rights in a namespace, and the served kinds.
 
-The table of rights, the Role that is made from it, and the access reviews. The table has what every
-engine needs; `make_rights` adds what one needs for its own kind of object. The Role in the docs is
-what `render_role` prints for the engine `kubernetes`, and a test compares them. A verb that some
-code needs and that is not here is a bug there or here. Nothing cluster-wide is ever needed. Kinds
-that an operator brings are checked by API version.
+Contains the table of rights, the Role made from it, and the access reviews. The table lists what
+every engine needs, and `make_rights` adds the rights on an engine's own kind. A test compares the
+Role in the docs with what `render_role` prints for the engine `kubernetes`. Code may not use a verb
+that the table lacks. Nothing cluster-wide is ever needed. Kinds that an operator provides are
+checked by API version.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Right:
-    """Verbs on one resource, and what they are for. Without an optional one, only that is lost."""
+    """Verbs on one resource, and their purpose. Without an optional right only its purpose is lost."""
 
     group: str = ""
-    resource: str  # a part of one as `pods/log`
+    resource: str  # a subresource as `pods/log`
     verbs: tuple[str, ...]
     purpose: str
     optional: bool = False
@@ -43,7 +43,7 @@ class Right:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingRight:
-    """One verb that the user does not have."""
+    """One verb that the user lacks."""
 
     right: Right
     verb: str
@@ -101,7 +101,7 @@ _RIGHTS = (
     ),
 )
 
-# Of engines whose objects replace only a pod that has ended.
+# For engines whose objects replace a pod only after it has ended.
 END_LOST_PODS = Right(
     resource="pods",
     verbs=("delete",),
@@ -120,27 +120,27 @@ _LEASES = Right(
 
 
 def make_rights(kind: ObjectKind, more: Sequence[Right] = ()) -> tuple[Right, ...]:
-    """The rights that an engine needs whose jobs are objects of this kind; `more` are its own."""
+    """Return the rights of an engine whose jobs are objects of this kind, including `more`."""
     main = Right(
         group=kind.group,
         resource=kind.plural,
         verbs=_MAIN_VERBS,
         purpose="submit, list, follow, cancel and remove jobs",
     )
-    leases = () if kind == JOBS else (_LEASES,)  # it has all rights on its own kind
+    leases = () if kind == JOBS else (_LEASES,)  # the main right already covers Jobs
     return (main, *more, *leases, *_RIGHTS)
 
 
 def render_role(rights: Mapping[str, Sequence[Right]], namespace: str = "") -> str:
     """Return the Role for some engines as YAML, with a comment for each rule.
 
-    `rights` are those of each engine. The Role is named after its engines, so that no Role replaces
+    `rights` maps each engine to its rights. The Role is named after its engines, so that no Role replaces
     another. Without a namespace `kubectl apply -n` chooses it.
     """
     where = f" -n {namespace}" if namespace else ""
     name = "-".join((_ROLE, *sorted(rights)))
     lines = [
-        "# What a user of Windlass needs in a namespace. Give it to somebody with",
+        "# Rights that a user of Windlass needs in a namespace. Grant them with",
         f"#   kubectl create rolebinding {name} --role={name} --user=NAME{where}",
         "apiVersion: rbac.authorization.k8s.io/v1",
         "kind: Role",
@@ -161,10 +161,10 @@ def render_role(rights: Mapping[str, Sequence[Right]], namespace: str = "") -> s
 
 
 def render_reader(kind: ObjectKind) -> str:
-    """As YAML, the ClusterRole that lets somebody read objects of a kind that no namespace has."""
+    """Return the ClusterRole to read a cluster-scoped kind, as YAML."""
     name = f"{kind.plural}-reader"
     return (
-        "# Give it to somebody with\n"
+        "# Grant it with\n"
         f"#   kubectl create clusterrolebinding {name} --clusterrole={name} --user=NAME\n"
         "apiVersion: rbac.authorization.k8s.io/v1\n"
         "kind: ClusterRole\n"
@@ -177,7 +177,10 @@ def render_reader(kind: ObjectKind) -> str:
 
 
 def check_access(api: Api, *, rights: Sequence[Right]) -> list[MissingRight]:
-    """The verbs that the user lacks in the namespace, in the order of the table. Anybody may ask this."""
+    """Return the verbs that the user lacks in the namespace, in the order of the table.
+
+    Every user may make access reviews.
+    """
     asked = [MissingRight(right=right, verb=verb) for right in rights for verb in right.verbs]
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         allowed = list(pool.map(lambda one: _is_allowed(api, one), asked))
@@ -187,8 +190,8 @@ def check_access(api: Api, *, rights: Sequence[Right]) -> list[MissingRight]:
 def check_needed(api: Api, *, rights: Sequence[Right]) -> None:
     """Raise `Forbidden` for the first right that no job can do without and the user lacks.
 
-    One request where the cluster can list a user's rules; what is not in the list is asked for by itself,
-    since some authorizers cannot list all they allow.
+    Usually this is one request, which lists the user's rules. Rights that the list lacks are checked one by
+    one, since some authorizers cannot list all they allow.
     """
     needed = [right for right in rights if not right.optional]
     try:
@@ -196,7 +199,7 @@ def check_needed(api: Api, *, rights: Sequence[Right]) -> None:
         doubtful = [right for right in needed if not _is_listed(right, rules)]
         missing = check_access(api, rights=doubtful) if doubtful else []
     except Forbidden:
-        return  # a cluster that lets nobody ask: each request will tell
+        return  # access reviews are forbidden here, so a job's own requests will report it
     if missing:
         raise _make_forbidden(missing, api)
 
@@ -225,7 +228,7 @@ def _read_rules(api: Api) -> list[Mapping[str, Any]]:
 
 
 def _is_listed(right: Right, rules: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether every verb is in a rule that is for all objects of the resource."""
+    """Return whether the rules grant every verb on all objects of the resource."""
     granted: set[str] = set()
     for rule in rules:
         has_group = {right.group, "*"} & set(rule.get("apiGroups") or ())
@@ -243,7 +246,7 @@ def _is_allowed(api: Api, one: MissingRight) -> bool:
 def may(
     api: Api, verb: str, resource: str, *, group: str = "", part: str = "", namespace: str = ""
 ) -> bool:
-    """Whether the user may do this; no namespace: in the whole cluster."""
+    """Return whether the user may do this. Without a namespace, in the whole cluster."""
     attributes = {
         "verb": verb,
         "group": group,
@@ -261,7 +264,7 @@ def may(
 
 
 def read_identity(api: Api) -> str:
-    """What the API server calls whoever asks; nothing where it does not tell."""
+    """Return the user's name as the API server knows it, or an empty string if it is unknown."""
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     try:
         answer = api.request("POST", _SELF, body=review)
@@ -273,7 +276,7 @@ def read_identity(api: Api) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """A kind of one API version, and what brings it into a cluster: `Kubeflow Trainer 2`."""
+    """Kind in one API version, and the product that installs it, as `Kubeflow Trainer 2`."""
 
     kind: ObjectKind
     product: str

@@ -1,7 +1,7 @@
-"""What keeps a job's pods from getting on: most important first, each in one plain sentence.
+"""Blockers of a job's pods, most important first, each with one sentence for the user.
 
-Pure: the JSON of pods, the namespace's events, and what else could be read, in; blockers out. What holds the
-object back that makes the pods is its dialect's. Who shows them, and when a wait is over, is not said here.
+These functions are pure. They take the JSON of pods, events and other readable objects, and return blockers.
+A dialect reads the hold on its main object itself. Other modules display the blockers and end the wait.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ IndexOf = Callable[[Object], int | None]
 _MOUNT = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _MIN_CRASHES = 2
 _MAX_NAMED = 3
-_REFUSED = (  # as Kubernetes says it, Kubeflow, and KubeRay
+_REFUSED = (  # as Kubernetes, Kubeflow and KubeRay report it
     *("FailedCreate", "FailedCreatePod"),
     *("FailedToCreateHeadPod", "FailedToCreateWorkerPod"),
 )
@@ -47,13 +47,13 @@ _REFUSED = (  # as Kubernetes says it, Kubeflow, and KubeRay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodMaker:
-    """What has the pods made: the kind and name that its events bear, and how many pods it wants."""
+    """Maker of the pods: the kind and name in its events, and the number of pods that it wants."""
 
     kind: str
     name: str
     created_s: float
     num_pods: int
-    workers: str = ""  # the name of a second one, which may be there
+    workers: str = ""  # the name of an optional second maker
 
 
 def find_pod_blockers(
@@ -67,7 +67,7 @@ def find_pod_blockers(
     nodes: Sequence[Object],
     last_lines: Mapping[str, str],
 ) -> list[Blocker]:
-    """What is in the way of pods that may run, most important first."""
+    """Return the blockers of pods that are allowed to run, most important first."""
     blockers = [
         *_find_uncreated(maker, pods, events, quotas),
         *_find_uncreated_workers(maker, pods, events, quotas),
@@ -110,7 +110,10 @@ def _name_pods(pods: Sequence[str]) -> str:
 def _find_uncreated(
     maker: PodMaker, pods: Sequence[Object], events: Sequence[Object], quotas: Sequence[Object]
 ) -> Iterator[Blocker]:
-    """An event of a refused pod counts only while pods are missing: it may be long over."""
+    """Find pods that the maker could not create.
+
+    The events count only while pods are missing, because they may be outdated.
+    """
     wanted = maker.num_pods
     present = sum(pod.get("status", {}).get("phase") != "Failed" for pod in pods)
     failures = events_of(events, maker.kind, maker.name, *_REFUSED)
@@ -126,7 +129,10 @@ def _find_uncreated(
 def _find_uncreated_workers(
     maker: PodMaker, pods: Sequence[Object], events: Sequence[Object], quotas: Sequence[Object]
 ) -> Iterator[Blocker]:
-    """How many there are to be only their own object knows: a pod that came since means that it is over."""
+    """Find pods that the second maker could not create.
+
+    Only that maker knows how many pods it wants. A pod created after the event shows that it is outdated.
+    """
     failures = events_of(events, maker.kind, maker.workers, *_REFUSED) if maker.workers else []
     newest_s = max((created_s(pod) for pod in pods), default=maker.created_s)
     if not failures or event_last_s(failures[-1]) < newest_s:
@@ -138,7 +144,7 @@ def _find_uncreated_workers(
 
 
 def _left(said: Diagnosis, quotas: Sequence[Object]) -> str:
-    """What else the quota has run out of: the event names only what was asked first."""
+    """Name the other exhausted limits of a quota, since the event names only the first one."""
     if said.reason != reasons.QUOTA:
         return ""
     full = []
@@ -156,7 +162,7 @@ def _left(said: Diagnosis, quotas: Sequence[Object]) -> str:
 
 
 def _by_index(pods: Sequence[Object], index_of: IndexOf) -> list[list[Object]]:
-    """The pods of each node, oldest first; one whose node is not known is alone."""
+    """Group pods by node index, oldest first. A pod without a known index is a group of its own."""
     by_index: dict[int | str, list[Object]] = {}
     for pod in sorted(pods, key=created_s):
         index = index_of(pod)
@@ -167,7 +173,7 @@ def _by_index(pods: Sequence[Object], index_of: IndexOf) -> list[list[Object]]:
 def _diagnose_once(
     known: dict[tuple[str, str], Diagnosis], pod: Object, sentence: str, nodes: Sequence[Object]
 ) -> Diagnosis:
-    """Pods of a job are alike: what is said of a thousand is found out once, not for each anew."""
+    """Diagnose a pod, reusing the diagnosis of an identical pod, as a job may have thousands of them."""
     spec = pod.get("spec", {})
     like = (sentence, repr((container_spec_of(pod).get("resources"), spec.get("nodeSelector"))))
     if like not in known:
@@ -196,7 +202,7 @@ def _find_in_pods(
                 said, pod=name, since_s=read_time(scheduled["lastTransitionTime"]) or since_s
             )
         elif scheduled.get("reason") == "SchedulingGated":
-            message = "the scheduler may not place it yet: somebody holds a scheduling gate on it"
+            message = "the scheduler may not place it yet: it has a scheduling gate"
             hint = "a queue like Kueue lifts it; kubectl describe pod shows which gate"
             said = Diagnosis(reason=reasons.GATED, message=message, hint=hint)
             yield _make(said, pod=name, since_s=since_s)
@@ -207,12 +213,12 @@ def _find_in_pods(
         ):
             yield from from_events
         elif phase in ("Pending", "Failed"):
-            # a pod that has only just been made will meet what the one before it met
+            # A pod that was only just created will fail like the one before it.
             yield from _read_start_errors([pod, *before[-1:]])
 
 
 def _read_start_errors(pods: Sequence[Object]) -> Iterator[Blocker]:
-    """The first of these that could not be started."""
+    """Yield the blocker of the first pod that could not be started."""
     for pod in pods:
         terminated = container_of(pod).get("state", {}).get("terminated") or {}
         text = " ".join(str(terminated.get("message") or "").split())
@@ -222,7 +228,10 @@ def _read_start_errors(pods: Sequence[Object]) -> Iterator[Blocker]:
 
 
 def _read_lost(pod: Object) -> Blocker | None:
-    """A pod on a node that does not answer stays until it is evicted; only then comes the next one."""
+    """Return the blocker of a pod on a node that does not answer.
+
+    The pod is replaced only after it was evicted.
+    """
     ending = read_ending(pod)
     is_gone = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
     if ending is None or is_gone or ending.reason != reasons.NODE_LOST:
@@ -238,7 +247,7 @@ def _read_lost(pod: Object) -> Blocker | None:
 
 
 def _name_claim(said: Diagnosis, pod: Object, claims: Sequence[Object]) -> Diagnosis:
-    """The scheduler does not say which claim is unbound; the pod and the claims do."""
+    """Name the unbound claim, which the scheduler does not report, from the pod and the claims."""
     if said.reason != reasons.VOLUME or '"' in said.message:
         return said
     volumes = pod.get("spec", {}).get("volumes") or ()
@@ -251,25 +260,23 @@ def _name_claim(said: Diagnosis, pod: Object, claims: Sequence[Object]) -> Diagn
     message = (
         f"the volume claim {quoted}{of_class} is not bound: nothing has provided its volume yet"
     )
-    hint = (
-        f"kubectl describe pvc {' '.join(names_of)} says why; often its storage class is not there"
-    )
+    hint = f"kubectl describe pvc {' '.join(names_of)} shows why. Often its storage class does not exist"
     return Diagnosis(reason=said.reason, message=message, hint=hint) if names_of else said
 
 
 def _is_passing(event: Object) -> bool:
-    """A busy node that has not yet seen a Secret or a ConfigMap tries again by itself."""
+    """Return whether the node retries by itself, because it has not yet seen a Secret or ConfigMap."""
     return "cache: timed out waiting" in str(event.get("message", ""))
 
 
 def _read_events(pod: Object, events: Sequence[Object]) -> Iterator[Blocker]:
-    """What only events tell of a pod that has a node: mounts that fail, an image that takes long."""
+    """Read what only events report of a scheduled pod: failed mounts and slow image pulls."""
     name = name_of(pod)
     pod_events = events_of(events, "Pod", name)
     failed = [
         event for event in pod_events if event.get("reason") in _MOUNT and not _is_passing(event)
     ]
-    if failed and pod_events[-1] is failed[-1]:  # else it was tried again, and went well
+    if failed and pod_events[-1] is failed[-1]:  # otherwise a retry succeeded
         text = " ".join(str(failed[-1].get("message", "")).split())
         said = Diagnosis(
             reason=reasons.MOUNT,
@@ -292,7 +299,7 @@ def _read_events(pod: Object, events: Sequence[Object]) -> Iterator[Blocker]:
 def _find_crashes(
     by_index: Sequence[Sequence[Object]], last_lines: Mapping[str, str]
 ) -> Iterator[Blocker]:
-    """One failed pod may be an accident; two of the same node are a habit."""
+    """Find nodes with at least two failed pods. A single failure may be an accident."""
     for pods in by_index:
         dead = [pod for pod in pods if _ended_by_error(pod)]
         if len(dead) < _MIN_CRASHES or read_ending(dead[-1]) is None:

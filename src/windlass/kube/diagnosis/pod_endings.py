@@ -1,9 +1,9 @@
-"""Why a pod did not start or how it ended, and a job's dead pods as records.
+"""Diagnoses of pods that did not start or that ended, and records of a job's dead pods.
 
-Pure: a pod's JSON in, one reason and one plain sentence out. Containers do not start for want of an
-image, a Secret, a user or a program. Pods end out of memory, evicted, preempted, drained, with
-their node, or by exiting. A pod that is being deleted has an ending as soon as Kubernetes says so,
-which is before its processes are gone. Nothing here decides about a restart.
+These functions are pure. They turn a pod's JSON into one reason and one sentence. A container fails
+to start without its image, Secret, user or program. A pod ends when it exits, runs out of memory, is
+evicted, preempted or drained, or loses its node. A pod that is being deleted has an ending as soon as
+Kubernetes reports it, which is before its processes are gone. Other modules decide about a restart.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from windlass.wire.status import FailureKind, Moment
 _PULL = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "RegistryUnavailable")
 _NAMES = ("InvalidImageName", "ImageInspectError")
 _CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
-# What the pull said before the registry's own words.
+# The text in front of the registry's own message.
 _PREAMBLE = re.compile(
     r'^(?:Back-off pulling image "[^"]*":? ?|ErrImagePull: |'
     r'(?:rpc error: code = \w+ desc = )|failed to pull and unpack image "[^"]*": |'
     r'failed to resolve reference "[^"]*": |failed to do request: )+'
 )
-_PORTS = re.compile(r"read \w+ \S+->\S+: ")  # of this one try: no use to anybody
+_PORTS = re.compile(r"read \w+ \S+->\S+: ")  # ports of one attempt, useless in a message
 _NAME_PREAMBLE = re.compile(
     r'^(?:Failed to \w+ [^"]*"[^"]*": |couldn\'t parse image name "[^"]*": )+'
 )
@@ -63,15 +63,15 @@ _PULL_HINTS = (
     ),
     (
         ("not found", "manifest unknown", "does not exist"),
-        "there is no such image or tag: correct --image",
+        "no such image or tag exists: correct --image",
     ),
     (
         ("toomanyrequests", "429"),
-        "the registry's rate limit: it is tried again, or use --pull-secret",
+        "the registry's rate limit was hit: the pull is retried, or log in with --pull-secret",
     ),
     (
         ("no such host", "timeout", "refused", "unreachable", "lookup", "x509", "tls"),
-        "the nodes cannot reach that registry: check the host in --image, or ask an admin for one they can",
+        "the nodes cannot reach the registry: check the host in --image, or ask an admin for a reachable one",
     ),
     (("no space left",), "the node's disk is full: ask an admin of the cluster"),
 )
@@ -86,7 +86,7 @@ KILLED = "Killed"
 EXITED = "Exited"
 COMPLETED = "Completed"
 
-# Conditions of type DisruptionTarget: why a pod that did nothing wrong had to go.
+# Reasons in conditions of type DisruptionTarget, for pods that were removed without a fault of their own.
 _DISRUPTIONS: Mapping[str, tuple[str, str]] = {
     "PreemptionByScheduler": (PREEMPTED, "was preempted: a pod of higher priority took its place"),
     "DeletionByTaintManager": (NODE_LOST, "was removed: its node does not answer or is tainted"),
@@ -105,7 +105,7 @@ _REFUSALS = re.compile(r"(OutOf.+|UnexpectedAdmissionError|NodeAffinity|Topology
 _RESOURCE = re.compile(
     r"low on resource: ([^\s.]+)|(EmptyDir volume|ephemeral local storage|limit)"
 )
-# Events that tell how a pod ended which is no longer there.
+# Events that report the end of a pod that has been deleted since.
 _LAST_WORDS: Mapping[str, tuple[str, str]] = {
     "Preempted": (PREEMPTED, "was preempted"),
     "Evicted": (EVICTED, "was evicted"),
@@ -115,7 +115,7 @@ _LAST_WORDS: Mapping[str, tuple[str, str]] = {
 
 
 def diagnose_container(pod: Object) -> Diagnosis | None:
-    """What holds a container of this pod up; None when nothing does, or nothing is known yet."""
+    """Return what keeps a container of the pod from starting, or None if nothing is known to."""
     for status in container_states(pod):
         waiting = status.get("state", {}).get("waiting") or {}
         reason, text = str(waiting.get("reason", "")), _flat(waiting.get("message"))
@@ -123,8 +123,8 @@ def diagnose_container(pod: Object) -> Diagnosis | None:
         if reason in _PULL:
             return _diagnose_pull(image, text, reason)
         if reason in _NAMES:
-            message = f'"{image}" is not the name of an image: {_NAME_PREAMBLE.sub("", text)}'
-            hint = "write --image as HOST/NAME:TAG, the name in small letters"
+            message = f'"{image}" is not a valid image name: {_NAME_PREAMBLE.sub("", text)}'
+            hint = "write --image as HOST/NAME:TAG, with a lowercase name"
             return Diagnosis(reason=IMAGE_NAME, message=message, hint=hint)
         if reason in _CONFIG:
             return diagnose_start(image, text) or _diagnose_config(text, reason)
@@ -134,13 +134,13 @@ def diagnose_container(pod: Object) -> Diagnosis | None:
 
 
 def diagnose_start(image: str, text: str) -> Diagnosis | None:
-    """The program is not in the image, or may not be run."""
+    """Return the diagnosis if the image lacks the program or the program cannot be run."""
     if match := re.search(r'exec: "([^"]+)": (.*?)(?:: unknown)?$', text):
         program, why = match.groups()
         return Diagnosis(
             reason=START_ERROR,
             message=f'the image {image} has no "{program}" that can be run: {why}',
-            hint="use an image with Python 3.10 or newer in it, or say where it is with --python",
+            hint="use an image with Python 3.10 or newer, or give its path with --python",
         )
     if "OCI runtime" in text or "shim task" in text:
         message = f"the container of {image} cannot be started: {text}"
@@ -154,11 +154,11 @@ def _diagnose_pull(image: str, text: str, reason: str) -> Diagnosis:
     lower = words.lower()
     hint = next((h for marks, h in _PULL_HINTS if any(m in lower for m in marks)), "")
     if reason == "ErrImageNeverPull":
-        words, hint = "it is not on the node, and may not be pulled", "correct --image"
+        words, hint = "it is not on the node, and its policy forbids a pull", "correct --image"
     elif pull_policy(image) == "Always":
         hint = (
-            f"{hint or 'check --image'}; its tag may move, so it is looked up in the registry each time: "
-            "name a version, and nodes use the image that they have"
+            f"{hint or 'check --image'}; its tag may move, so nodes look it up in the registry each time: "
+            "with a fixed version they use the image that they have"
         )
     message = f"the image {image} cannot be pulled{f': {words}' if words else ''}"
     return Diagnosis(reason=IMAGE_PULL, message=message, hint=hint or "check --image")
@@ -189,19 +189,19 @@ def _diagnose_crash(status: Object) -> Diagnosis:
         f"the container ends as soon as it starts, {status.get('restartCount', 0)} times: {words}"
     )
     return Diagnosis(
-        reason=CRASH_LOOP, message=message, hint="windlass logs JOB shows its last words"
+        reason=CRASH_LOOP, message=message, hint="windlass logs JOB shows its last lines"
     )
 
 
 def describe_exit(terminated: Object) -> str:
-    """`exit code 1`, and the container's last line where Kubernetes kept it."""
+    """Return the exit code as `exit code 1`, with the container's last line if Kubernetes kept it."""
     lines = str(terminated.get("message") or "").strip().splitlines()
     code = f"exit code {terminated.get('exitCode', '?')}"
     return f"{code}, {lines[-1].strip()}" if lines else code
 
 
 def image_of(pod: Object) -> str:
-    """The image that was asked for: a node reports any of the names it knows the same image by."""
+    """Return the requested image, since a node may report it under another name."""
     return str(container_spec_of(pod).get("image") or container_of(pod).get("image", ""))
 
 
@@ -217,7 +217,7 @@ def _flat(text: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """Why a pod is no more. `reason` is for programs, `message` is one sentence with the node's name."""
+    """End of a pod. `reason` is for programs, and `message` is one sentence with the node's name."""
 
     reason: str
     message: str
@@ -230,12 +230,12 @@ class Ending:
 
     @property
     def kind(self) -> FailureKind:
-        """Whose fault it was; whatever took a healthy pod away counts as a lost node."""
+        """Failure kind of the ending. Anything that removed a healthy pod counts as a lost node."""
         return _KINDS.get(self.reason, FailureKind.LOST_NODE)
 
 
 def read_ending(pod: Object) -> Ending | None:
-    """How this pod ended or is being ended; None for one that waits or runs undisturbed."""
+    """Return how the pod ended or is about to end, or None if it is waiting or running undisturbed."""
     terminated = container_of(pod).get("state", {}).get("terminated") or {}
     phase = pod.get("status", {}).get("phase")
     cause = _read_disruption(pod) or _read_status(pod) or _read_terminated(pod, terminated)
@@ -255,7 +255,7 @@ def read_ending(pod: Object) -> Ending | None:
 
 
 def is_taken_with_its_node(pod: Object) -> bool:
-    """Whether it was asked to go because of its node, and has not said that it has gone."""
+    """Return whether the pod is being deleted because of its node and has not ended yet."""
     ending = read_ending(pod)
     has_gone = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
     is_asked = ending is not None and ending.reason == NODE_LOST and deleted_s(pod) is not None
@@ -263,13 +263,13 @@ def is_taken_with_its_node(pod: Object) -> bool:
 
 
 def on_node(pod: Object) -> str:
-    """`` on node n1``, or nothing for a pod that never had one."""
+    """Return ``" on node n1"``, or an empty string for a pod that never had a node."""
     node = pod.get("spec", {}).get("nodeName")
     return f" on node {node}" if node else ""
 
 
 def _read_disruption(pod: Object) -> tuple[str, str] | None:
-    """What Kubernetes says it did to the pod; more to the point than the exit code that followed."""
+    """Read why Kubernetes disrupted the pod, which is more precise than the resulting exit code."""
     condition = condition_of(pod, "DisruptionTarget")
     if not is_true(condition) or pod.get("status", {}).get("phase") == "Succeeded":
         return None
@@ -303,7 +303,7 @@ def _name_resource(why: str) -> str:
 
 
 def _read_status(pod: Object) -> tuple[str, str] | None:
-    """What the pod's own status says, apart from its container."""
+    """Read the ending from the pod's own status, not from its container."""
     status = pod.get("status", {})
     reason = str(status.get("reason") or "")
     if _is_evicted(pod):
@@ -311,7 +311,7 @@ def _read_status(pod: Object) -> tuple[str, str] | None:
     if reason in ("NodeLost", "NodeShutdown", "Terminated", "Shutdown"):
         return NODE_LOST, f"was lost with its node: {status.get('message') or reason}"
     if status.get("phase") == "Unknown":
-        return NODE_LOST, "is out of sight: its node does not answer"
+        return NODE_LOST, "is unreachable: its node does not answer"
     if status.get("phase") == "Failed" and _REFUSALS.fullmatch(reason):
         return REFUSED, f"was refused by the node: {status.get('message') or reason}"
     if reason == "DeadlineExceeded":
@@ -353,12 +353,12 @@ def _signal_name(number: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadPod:
-    """One pod of a job that ended badly."""
+    """Pod of a job that ended with a failure."""
 
     index: int
     name: str
     ending: Ending
-    created_s: float | None = None  # not of one that is gone
+    created_s: float | None = None  # None for a deleted pod
 
     @property
     def ended_s(self) -> float | None:
@@ -367,13 +367,13 @@ class DeadPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodIndexes:
-    """Which node a pod of one job is: by the pod itself, or by its name once it is gone."""
+    """Readers of the index of a job's pod, from the pod or, once it is deleted, from its name."""
 
     of_pod: Callable[[Object], int | None]
     of_name: Callable[[str], int | None]
 
     def or_else(self, by_name: Mapping[str, int]) -> PodIndexes:
-        """Return indexes that fall back on a mapping of pod names, which may change later."""
+        """Return readers that fall back on a mapping from pod names, which may change later."""
 
         def of_pod(pod: Object) -> int | None:
             index = self.of_pod(pod)
@@ -389,7 +389,10 @@ class PodIndexes:
 def read_dead_pods(
     pods: Sequence[Object], events: Sequence[Object] = (), *, indexes: PodIndexes
 ) -> tuple[DeadPod, ...]:
-    """The pods of a job that ended badly, oldest first. `events` may be those of the whole namespace."""
+    """Return the pods of a job that ended with a failure, oldest first.
+
+    `events` may be those of the whole namespace.
+    """
     dead = [
         DeadPod(index=index, name=name_of(pod), ending=ending, created_s=created_s(pod) or None)
         for pod in pods
@@ -403,7 +406,7 @@ def read_dead_pods(
     return tuple(dead)
 
 
-_CLOCKS_DIFFER_S = 2.0  # times of the API server are whole seconds of another clock
+_CLOCKS_DIFFER_S = 2.0  # the API server has another clock and rounds to whole seconds
 
 
 def timeline(
@@ -413,11 +416,11 @@ def timeline(
     num_nodes: int = 0,
     joined_at_s: float | None = None,
 ) -> list[Moment]:
-    """When the last needed pod was queued, scheduled, had its image, and had its container running.
+    """Return when the last needed pod was queued, scheduled, had its image, and had its container running.
 
-    A moment that some node has not passed is left out. A node that lost its pod keeps the time of its first
-    one. `num_nodes` is how many nodes are needed; 0: as many as there are pods. What came after all nodes had
-    joined, at `joined_at_s`, belongs to pods that replaced others, and is left out.
+    A moment that some node has not reached is left out. A node that lost its pod keeps the times of its first
+    pod. `num_nodes` is the number of needed nodes (default: the number of pods). Moments after `joined_at_s`,
+    when all nodes had joined, belong to replacement pods and are left out.
     """
     passed: dict[MomentName, dict[int, float]] = {moment: {} for moment in _MOMENTS}
     for pod in pods:
@@ -431,7 +434,7 @@ def timeline(
     for moment, times in passed.items():
         if not times or len(times) < needed:
             break
-        # The kubelet's clock is not the API server's: no step goes back.
+        # The clocks of kubelet and API server differ, so keep the times in order.
         at_s = max((*times.values(), *(before.at_s for before in moments)))
         if joined_at_s is not None and at_s > joined_at_s + _CLOCKS_DIFFER_S:
             break
@@ -444,7 +447,7 @@ def _scheduled_s(pod: Object) -> float | None:
     return read_time(condition.get("lastTransitionTime")) if is_true(condition) else None
 
 
-# An image is there by the start of its container at the latest.
+# The start of the container is the latest possible time of its image.
 _MOMENTS: Mapping[MomentName, Callable[[Object], float | None]] = {
     MomentName.QUEUED: created_s,
     MomentName.SCHEDULED: _scheduled_s,
@@ -456,13 +459,13 @@ _MOMENTS: Mapping[MomentName, Callable[[Object], float | None]] = {
 def _read_gone(
     pods: Sequence[Object], events: Sequence[Object], indexes: PodIndexes
 ) -> Iterator[DeadPod]:
-    """Pods that are no longer there, from what events say of their end."""
-    there = {name_of(pod) for pod in pods}
-    told: dict[str, tuple[Object, int]] = {}
+    """Yield the pods that were deleted, from the events about their end."""
+    present = {name_of(pod) for pod in pods}
+    last_events: dict[str, tuple[Object, int]] = {}
     for event, index in _events_of_pods(pods, events, indexes):
-        if event["involvedObject"]["name"] not in there and event.get("reason") in _LAST_WORDS:
-            told[event["involvedObject"]["name"]] = (event, index)
-    for name, (event, index) in told.items():
+        if event["involvedObject"]["name"] not in present and event.get("reason") in _LAST_WORDS:
+            last_events[event["involvedObject"]["name"]] = (event, index)
+    for name, (event, index) in last_events.items():
         reason, words = _LAST_WORDS[event["reason"]]
         message = f"pod {name} {words}: {' '.join(str(event.get('message', '')).split())}"
         ending = Ending(reason=reason, message=message, at_s=event_last_s(event))
@@ -472,7 +475,7 @@ def _read_gone(
 def _events_of_pods(
     pods: Sequence[Object], events: Iterable[Object], indexes: PodIndexes
 ) -> Iterator[tuple[Object, int]]:
-    """Events of this job's pods, also of those that are gone, as long as it has any."""
+    """Yield the events of the job's pods, including deleted ones, while the job has any pods."""
     if not pods:
         return
     for event in events:
