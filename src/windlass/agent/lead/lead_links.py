@@ -1,9 +1,9 @@
-"""The links to a lead: what one node or one client says over its own, and what a lead is to them.
+"""Connections of nodes and clients to a lead, and the interface of leads.
 
-Joining, files, leases and inputs are dealt with here; all else is the lead's (`agent.lead.jobs.job_lead`
-or `agent.lead.calls.call_lead`, both of them a `Lead`) or, on a compute,
-`agent.lead.calls.call_server`'s. Must not import anything of calls when it is loaded: a job's start would
-wait for it.
+This module handles joining, files, leases and inputs. All other messages go to a `Lead`, which is
+`agent.lead.jobs.job_lead` or `agent.lead.calls.call_lead`. On a compute, some go to
+`agent.lead.calls.call_server`. Must not import modules of calls at load time, because that would delay
+the start of jobs.
 """
 
 from __future__ import annotations
@@ -55,51 +55,54 @@ if TYPE_CHECKING:
     from windlass.agent.link.payload_parts import Ship
 
 
-_DEPUTY = 1  # keeps a copy of what node 0's ranks left, for the node 0 that may come after it
+_DEPUTY = 1  # keeps a copy of the files of node 0's ranks, for a replacement of node 0
 _RANK_FILE = re.compile(r"attempt-\d+/rank-(\d+)\.")
 _MAX_WHY = 200
 
 
 class Lead(Protocol):
-    """Decides for all nodes what their ranks do."""
+    """Interface of leads, which decide for all nodes what their ranks do."""
 
     nodes: NodeTable
 
     async def run(self) -> None:
-        """To the end; afterwards the status is final."""
+        """Run until the end. Afterwards the status is final."""
 
     async def leave(self) -> None:
-        """This node is told to stop, and another lead may follow."""
+        """End all ranks because this node must stop. Another lead may follow."""
 
     @property
     def has_lost_nodes(self) -> bool:
-        """Whether a lead that comes after this one should hear its farewell."""
+        """True if a later lead needs the farewell of this one."""
 
     def join(
         self, index: int, send: SendBody, about: JoinLead, *, ship: Ship | None = None
     ) -> None:
-        """A node is there, with what it knows of the lead before this one."""
+        """Add a node that has joined, with its knowledge of the previous lead."""
 
     def receive(self, index: int, message: Message, body: bytes = b"") -> None:
-        """Something a node says."""
+        """Process a message from a node."""
 
     def lose(self, index: int, why: str = "", *, parting: Parting = Parting.CLOSED) -> None:
-        """A node is gone."""
+        """Record the loss of a node."""
 
     def part(self, index: int) -> None:
-        """The ranks of a node that leaves are dead, as it says itself, and it will never have others."""
+        """Record a leaving node's report that its ranks are dead. It will never have others."""
 
     def hear_farewell(self, seat: Seat, memory: LeadHandover | None) -> None:
-        """A node that had been out of sight ends for good, and has no ranks; others may know what it knew."""
+        """Record that an unreachable node has ended permanently and has no ranks.
+
+        `memory` is the state of the previous lead as the node knows it.
+        """
 
     def end(
         self, kind: FailureKind, message: str, *, now: bool = False, signum: int = signal.SIGTERM
     ) -> None:
-        """Somebody wants all of it to end, which ranks hear as `signum`; asked again, it may end at once."""
+        """Request the end, with `signum` for the ranks. Another request with `now` ends it immediately."""
 
 
 class NodeLink:
-    """What one node says, until it hangs up."""
+    """Connection of one node."""
 
     def __init__(
         self,
@@ -128,7 +131,7 @@ class NodeLink:
         }
 
     def take(self, frame: Frame) -> None:
-        """One message of the node."""
+        """Process one message from the node."""
         message = self._reads.read(frame.header)
         handle = self._handlers.get(type(message))
         if handle is not None:
@@ -143,11 +146,11 @@ class NodeLink:
             if self._call_server is not None:
                 message = self._call_server.with_file(self._link, message)
             self._lead.receive(self._index, message, frame.body)
-        elif not self._is_leaving:  # given up on: it may come back with a new link
+        elif not self._is_leaving:  # the lead gave it up, but it may reconnect
             self._link.stop_listening()
 
     def close(self) -> None:
-        """It is gone."""
+        """Release what the connection holds."""
         if self._sender is not None:
             self._sender.close()
         self._receiver.drop_parts()
@@ -169,7 +172,7 @@ class NodeLink:
         if self._local_nodes is not None:
             self._local_nodes.joined(self._index, about.pid)
         self._lead.join(self._index, self._link.send, about)
-        if self._context.is_pod:  # where nodes do not share a folder
+        if self._context.is_pod:  # pods do not share a folder
             folder = self._context.folder
             self._link.send(FilesHere(files=measure_files(folder, is_from_ranks)))
             wants = self._wanted_by_deputy if self._index == _DEPUTY else is_input
@@ -182,7 +185,7 @@ class NodeLink:
 
 
 class ClientLink:
-    """What one client says, until it hangs up; `change_leases` and `note_read` tell whoever counts."""
+    """Connection of one client. Reports to the server through `change_leases` and `note_read`."""
 
     def __init__(
         self,
@@ -212,7 +215,7 @@ class ClientLink:
         }
 
     def take(self, frame: Frame) -> None:
-        """One message of the client."""
+        """Process one message from the client."""
         message = self._reads.read(frame.header)
         handle = self._handlers.get(type(message))
         if handle is not None:
@@ -221,12 +224,12 @@ class ClientLink:
             self._call_server.take(self._link, message, frame.body)
 
     def hold_lease(self, held: bool) -> None:
-        """It holds the job's lease from now on, or no longer."""
+        """Record whether the client holds the job's lease."""
         self._change_leases(held - self._holds_lease)
         self._holds_lease = held
 
     def close(self) -> None:
-        """It is gone."""
+        """Release what the connection holds, including its lease."""
         self._receiver.drop_parts()
         if self._call_server is not None:
             self._call_server.leave(self._link)
@@ -239,7 +242,7 @@ class ClientLink:
         self._link.send(Heard())
 
     def _take_input(self, message: FilePiece, body: bytes) -> None:
-        """Several clients may bring the same: the first that is complete counts."""
+        """Store a piece of an input. If several clients send one, the first complete copy counts."""
         piece = read_piece(message, body)
         if is_input(piece.path) and not self._inputs.lacks(piece.path):
             return

@@ -1,7 +1,7 @@
-"""The nodes that have joined a lead: which are here, what each has, and what they tell of themselves.
+"""Table of the nodes that have joined a lead, and handlers for their reports about themselves.
 
-The same for a job and for a compute; it keeps what the status says of nodes. What it means for ranks that
-a node comes or goes is the business of `agent.lead.world` and of the lead.
+Shared by job leads and call leads. Keeps the status of nodes up to date. `agent.lead.world` and the lead
+decide what a joined or lost node means for ranks.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ SendBody = Callable[[Message, bytes], None]
 
 @dataclass(slots=True)
 class JoinedNode:
-    """One node that is here."""
+    """A node that has joined."""
 
     send: SendBody
     python: str = ""
-    host: str = ""  # the machine it is on, where that has a name of its own
-    address: str = ""  # where other nodes reach it
-    incarnation: str = ""  # which agent of its index it is
+    host: str = ""  # name of its machine, if the machine has its own name
+    address: str = ""  # address at which other nodes reach it
+    incarnation: str = ""  # identifies the agent among those that had its index
     is_prepared: bool = True  # it has the job's code and payload
     has_imported: bool = False
-    ship: Ship | None = None  # for large payloads of calls, where it is on another machine
-    digests: dict[str, str] = field(default_factory=dict)  # of the projects it has
-    setup: str = ""  # digest of the set-up it has done
+    ship: Ship | None = None  # sends large payloads, if it is on another machine
+    digests: dict[str, str] = field(default_factory=dict)  # of its projects, by key
+    setup: str = ""  # digest of its completed set-up
     setup_error: str = ""
     setup_hint: str = ""
 
 
 class NodeTable:
-    """Nodes by index. `wake` is called whenever something changed."""
+    """Joined nodes by index. Calls `wake` after every change."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class NodeTable:
     ) -> None:
         self.plan = plan
         self.sight = sight
-        self.lost: set[int] = set()  # were here, and are not back
+        self.lost: set[int] = set()  # joined once and have not come back
         self.one_world = OneWorld(Seat(index=0, incarnation=incarnation), sight, wake=wake)
         self._status_writer = status_writer
         self._wake = wake
@@ -72,7 +72,7 @@ class NodeTable:
     # -- coming and going ----------------------------------------------------------------------
 
     def join(self, index: int, send: SendBody, about: JoinLead, ship: Ship | None = None) -> None:
-        """A node is there."""
+        """Add a node, or replace its earlier agent."""
         self._nodes[index] = JoinedNode(
             send=send,
             python=about.python,
@@ -95,15 +95,15 @@ class NodeTable:
         self._wake()
 
     def prepare(self, index: int) -> None:
-        """A node has the job's code and payload now."""
+        """Record that a node has the job's code and payload."""
         if index in self._nodes:
             self._nodes[index].is_prepared = True
         self._wake()
 
     def lose(self, index: int, why: str, parting: Parting, *, may_run: bool) -> JoinedNode | None:
-        """A node is gone; None when it was not here. `may_run`: it has ranks, as far as is known.
+        """Remove a lost node and return it, or None if it had not joined.
 
-        One that was cut off and has no ranks is not waited for.
+        `may_run` means that it may have ranks. A cut-off node without ranks delays no later attempt.
         """
         name = self.name(index)
         node = self._nodes.pop(index, None)
@@ -117,26 +117,26 @@ class NodeTable:
             self.one_world.lose(Seat(index=index, incarnation=node.incarnation), parting)
         self.lost.add(index)
         logger.warning("%s is gone%s", name, f": {why}" if why else "")
-        # after the end nodes leave because they were told to
+        # nodes that leave after the end are not lost
         if self.knows(index) and not self._status_writer.status.phase.is_final:
             self._status_writer.set_node(index, state=NodeState.LOST)
         return node
 
     def part(self, seat: Seat) -> None:
-        """An agent ends for good and has no ranks, as it says itself."""
+        """Record an agent's report that it ends permanently and has no ranks."""
         self.one_world.lose(seat, Parting.CLOSED)
         self._wake()
 
     def resize(self, plan: Plan) -> None:
-        """The nodes there should be from now on."""
+        """Change the expected nodes to those of `plan`."""
         self.plan = plan
         self._status_writer.resize(plan)
         self._wake()
 
-    # -- who is here ---------------------------------------------------------------------------
+    # -- joined nodes --------------------------------------------------------------------------
 
     def knows(self, index: int) -> bool:
-        """Whether there should be such a node."""
+        """Return whether the plan has a node with this index."""
         return 0 <= index < len(self.plan.nodes)
 
     def __contains__(self, index: object) -> bool:
@@ -152,7 +152,7 @@ class NodeTable:
         return sorted(self._nodes)
 
     def missing(self, indexes: Iterable[int] | None = None) -> list[int]:
-        """Those of `indexes`, or of all that there should be, that are not here."""
+        """Return the nodes of `indexes` (default: all expected nodes) that have not joined."""
         wanted = [node.index for node in self.plan.nodes] if indexes is None else indexes
         return [index for index in wanted if index not in self._nodes]
 
@@ -163,7 +163,7 @@ class NodeTable:
         return Seat(index=index, incarnation=self._nodes[index].incarnation)
 
     def seats(self) -> list[Seat]:
-        """The agents that are here and could take part."""
+        """Return the agents that have joined and can take part."""
         return [self.seat(index) for index in self.prepared()]
 
     @property
@@ -172,7 +172,7 @@ class NodeTable:
 
     @property
     def is_enough(self) -> bool:
-        """Whether an attempt may start without the others."""
+        """True if an attempt can start without the other nodes."""
         prepared = self.prepared()
         return len(prepared) >= self.plan.min_nodes and 0 in prepared
 
@@ -181,7 +181,7 @@ class NodeTable:
         return not self.missing() and all(node.has_imported for node in self._nodes.values())
 
     def name(self, index: int) -> str:
-        """A node's name, with the machine it is on."""
+        """Return the name of a node, with its machine if that is known."""
         name = self.plan.nodes[index].name if self.knows(index) else f"node {index}"
         host = self._nodes[index].host if index in self._nodes else ""
         return f"{name} (on {host})" if host else name
@@ -189,7 +189,7 @@ class NodeTable:
     # -- orders --------------------------------------------------------------------------------
 
     def order(self, index: int, order: Message, body: bytes = b"") -> bool:
-        """Send a node an order; False where it is not here."""
+        """Send an order to a node. Return False if it has not joined."""
         if index not in self._nodes:
             return False
         self._nodes[index].send(order, body)
@@ -201,7 +201,7 @@ class NodeTable:
 
 
 class NodeNews:
-    """Takes what nodes tell of themselves."""
+    """Handlers for node-level reports: finished imports and problems. Shared by job leads and call leads."""
 
     def __init__(self, nodes: NodeTable, status_writer: StatusWriter) -> None:
         self._nodes = nodes
@@ -221,8 +221,8 @@ class NodeNews:
         if message.culprit:
             self._warn(
                 names.REASON_FORK_UNSAFE,
-                f"importing {message.culprit} started {message.num_threads - 1} thread(s): "
-                f"ranks are spawned, not forked; leave it out of --preload to fork again",
+                f"importing {message.culprit} started {message.num_threads - 1} thread(s), so ranks are "
+                f"spawned instead of forked. To fork them, remove it from --preload",
             )
         for name, why in message.missing.items():
             self._warn(names.REASON_IMPORTING, f"{name} could not be preloaded: {why}")
