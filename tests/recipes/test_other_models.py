@@ -74,7 +74,7 @@ def test_a_run_does_not_go_on_with_other_adapters(work, capsys):
     assert "[MODEL] adapters of rank 4 on 14 layers: " in capsys.readouterr().out
     for words in ((), ("--lora", "8")):
         said = refuse(capsys, *first, "--steps", "2", *words)
-        assert "--lora was another when step 1 was saved: 4" in said
+        assert "--lora was 4 when step 1 was saved" in said
         assert "--no-resume" in said
 
 
@@ -87,7 +87,7 @@ def test_a_model_whose_tokens_see_those_that_follow_is_refused(work, capsys):
     for path in (work / "m").glob("tokenizer*"):
         shutil.copy(path, work / "bert")
     said = refuse(capsys, "--model-local-dir", "bert", "--steps", "1")
-    assert "it is no causal language model" in said
+    assert "this is not a causal language model" in said
 
 
 @pytest.mark.long
@@ -125,7 +125,7 @@ def test_a_full_disk_at_the_end_is_told_without_a_traceback(work, capsys):
     )
     assert ran.returncode == 3, ran.stderr
     assert "error: o/run/export was not written: " in ran.stderr
-    assert "the same command goes on" in ran.stderr
+    assert "run the same command again" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 
@@ -158,19 +158,19 @@ def test_a_llama_whose_weights_are_no_safetensors_is_hugging_faces(work, capsys)
     torch.save(load_file(weights), work / "m/pytorch_model.bin")
     weights.unlink()
     main([*FLAGS, "--steps", "1", "--no-export", "--val-file", "none"])
-    assert "Hugging Face's own model (its weights are no safetensors)" in capsys.readouterr().out
+    assert "Hugging Face's own model (its weights are not safetensors)" in capsys.readouterr().out
 
 
 def test_rows_longer_than_the_positions_of_a_model(work, capsys):
     write_gpt(work / "gpt")
     words = ["--steps", "1", "--no-export", "--val-file", "none", "--length", "256"]
     said = refuse(capsys, *words, "--model-local-dir", "gpt")
-    assert "rows of 256 tokens, and the model was made for 128" in said
+    assert "rows have 256 tokens, but the model was made for 128" in said
     config = json.loads((work / "m/config.json").read_text())
     config["max_position_embeddings"] = 128
     (work / "m/config.json").write_text(json.dumps(config))
     main([*FLAGS, *words])  # rotations go on
-    assert "[MODEL] rows of 256 tokens, and the model was made for 128" in capsys.readouterr().out
+    assert "[MODEL] rows have 256 tokens, but the model was made for 128" in capsys.readouterr().out
 
 
 def test_weights_that_are_missing_are_not_made_up(work, capsys):
@@ -185,7 +185,7 @@ def test_weights_that_are_missing_are_not_made_up(work, capsys):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("config.json", '{"architectures": ["LlamaForCausalLM"]}', "config.json does not say"),
+        ("config.json", '{"architectures": ["LlamaForCausalLM"]}', "config.json lacks"),
         ("tokenizer.json", "{}", "transformers cannot read the tokenizer in m"),
     ],
 )

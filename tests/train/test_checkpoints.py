@@ -266,7 +266,7 @@ def test_another_kind_of_optimizer_is_foreign(checkpoints):
     train(state, num_steps=1)
     checkpoints.save(state, step=1, facts={})
     other = torch.optim.SGD(state["model"].parameters(), lr=0.1)
-    with pytest.raises(SpecError, match="the checkpoint's optimizer is no SGD"):
+    with pytest.raises(SpecError, match="the checkpoint's optimizer is not SGD"):
         checkpoints.load({**state, "optimizer": other})
 
 

@@ -205,7 +205,7 @@ def test_a_resume_within_an_epoch_steps_the_scheduler_once(tmp_path):
 
 
 def test_two_schedulers_are_refused(tmp_path):
-    with pytest.raises(SpecError, match=r"has set self\.lr_scheduler, and scheduler or warmup"):
+    with pytest.raises(SpecError, match=r"sets self\.lr_scheduler, but scheduler or warmup"):
         run_ported(tmp_path, scheduler="cosine")
 
 

@@ -312,7 +312,7 @@ def test_a_sample_that_cannot_be_read_is_named(num_workers: int) -> None:
 
 def test_samples_that_do_not_fit_together_are_named() -> None:
     loader = Loader([[1], [1, 2]], batch=2, shuffle=False, rank=0, world_size=1)
-    with pytest.raises(SampleError, match=r"samples \[0, 1\] of epoch 0 could not be put into one"):
+    with pytest.raises(SampleError, match=r"samples \[0, 1\] of epoch 0 could not be collated"):
         next(loader.steps())
 
 
@@ -395,7 +395,7 @@ def test_what_cannot_be_loaded_is_told() -> None:
         Loader(Numbers(8), batch=1, rank=2, world_size=2)
     with pytest.raises(SpecError, match="say how long to train in steps"):
         _ = Loader(Stream(8), batch=2, **place).steps_per_epoch
-    with pytest.raises(SpecError, match="epoch 0 of Stream has no step"):
+    with pytest.raises(SpecError, match="epoch 0 of Stream has no steps"):
         next(Loader(Stream(0), batch=2, **place).steps())
-    with pytest.raises(SpecError, match=r"epoch 1 of .*iterator has no step"):
+    with pytest.raises(SpecError, match=r"epoch 1 of .*iterator has no steps"):
         list(Loader(iter([1, 2]), batch=2, **place).steps())

@@ -74,5 +74,5 @@ def test_neighbours_do_not_stay_neighbours() -> None:
 
 
 def test_a_negative_size_is_refused() -> None:
-    with pytest.raises(SpecError, match="an order of -1 samples"):
+    with pytest.raises(SpecError, match="cannot order -1 samples"):
         make_order(-1, seed=0, epoch=0)

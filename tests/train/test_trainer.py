@@ -147,7 +147,7 @@ def test_preemption_saves_and_ends(tmp_path):
     finally:
         trainer.context.preemption._deadline_s = None
     assert caught.value.code == 143
-    assert str(caught.value) == "step 3 is saved; a restart goes on from there"
+    assert str(caught.value) == "step 3 is saved; a restart resumes from it"
     assert recorder.checkpoints == [3]
     assert make_trainer(tmp_path).fit().resumed_from == 3
 
@@ -160,7 +160,7 @@ def test_preemption_without_checkpoints_does_not_say_that_there_is_one(tmp_path,
     trainer = make_trainer(tmp_path, checkpoint_every=0)
     trainer.callbacks = [Notice(), ConsoleCallback()]
     try:
-        with pytest.raises(Preempted, match="checkpoint_every=0 saves nothing"):
+        with pytest.raises(Preempted, match="checkpoint_every=0 disables checkpoints"):
             trainer.fit()
     finally:
         trainer.context.preemption._deadline_s = None
@@ -216,8 +216,8 @@ def test_a_resume_with_another_rate_says_which_one_counts(tmp_path, caplog):
     trainer = make_trainer(tmp_path, lr=0.5, batch=10, recorder=recorder)
     trainer.fit()
     assert trainer.optimizer.param_groups[0]["lr"] == 1e-2
-    assert "lr was 0.01 when step 5 was saved and is 0.5 now: the optimizer goes on" in caplog.text
-    assert "batch was 8 when step 5 was saved and is 10 now: samples come in" in caplog.text
+    assert "lr was 0.01 when step 5 was saved but is 0.5 now: the optimizer keeps" in caplog.text
+    assert "batch was 8 when step 5 was saved but is 10 now: samples come in" in caplog.text
     assert "weight_decay was" not in caplog.text
     caplog.clear()
     make_trainer(
@@ -286,7 +286,7 @@ def test_the_loop_fits_one_screen():
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ({}, {"optimizer": "sgd"}, "the optimizer was another when step 3 was saved: AdamW"),
+        ({}, {"optimizer": "sgd"}, "the optimizer was AdamW when step 3 was saved"),
         ({"scheduler": lambda o: StepLR(o, 3)}, {}, "Schedule cannot take the 'scheduler'"),
     ],
 )

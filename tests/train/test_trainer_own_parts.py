@@ -72,7 +72,7 @@ def test_a_train_step_that_computes_gradients_is_refused(tmp_path):
     trainer = StepsItself(
         model=make_net, data=make_data(8), loss="cross_entropy", out=str(tmp_path), callbacks=[]
     )
-    with pytest.raises(SpecError, match=r"StepsItself\.train_step has computed gradients itself"):
+    with pytest.raises(SpecError, match=r"StepsItself\.train_step computed gradients itself"):
         trainer.fit()
 
 

@@ -67,7 +67,7 @@ def test_three_ranks_resume_to_the_last_bit(tmp_path):
     assert first["is_same"]
     assert first["steps"] == list(range(6, 13))
     assert all(rank == first for rank in others)
-    assert "a further optimizer, self.other, and there are 3 ranks" in first["refused"]
+    assert "a further optimizer, self.other, but 3 ranks" in first["refused"]
 
 
 def test_all_strategies_train_alike(alone, ranks):

@@ -99,7 +99,7 @@ def test_a_run_may_gain_and_lose_a_callback_and_says_so(tmp_path, caplog):
     ema = Ema()
     make_trainer(tmp_path, steps=6, callbacks=[ema]).fit()
     assert ema.num_steps == 2
-    assert "step 4 has no state of the callbacks, which begins anew" in caplog.text
+    assert "step 4 has no state of the callbacks, which starts from scratch" in caplog.text
     make_trainer(tmp_path, steps=8).fit()
     assert "the state of the callbacks in step 6 is not used" in caplog.text
 
@@ -241,7 +241,7 @@ def test_lbfgs_as_a_class_is_refused_before_it_is_made(tmp_path):
 
 
 def test_several_sets_for_validation_are_refused(tmp_path):
-    with pytest.raises(SpecError, match="the data to validate is a dict of a, b"):
+    with pytest.raises(SpecError, match="the validation data is a dict of a, b"):
         make_trainer(tmp_path, validation={"a": make_data(8), "b": make_data(8)}).fit()
 
 
@@ -445,7 +445,7 @@ def test_a_loss_that_is_an_attribute_of_a_subclass_is_warned_of(tmp_path, caplog
             return self.kept(self.model(batch[0]), batch[1])
 
     make_trainer(tmp_path, kind=Own).fit()
-    assert "Own: self.kept has parameters that get gradients, and no optimizer" in caplog.text
+    assert "Own: self.kept has parameters that get gradients, but no optimizer" in caplog.text
     assert caplog.text.count("has parameters that get gradients") == 1
 
 
@@ -460,7 +460,7 @@ def test_a_mean_of_the_weights_that_checkpoints_lack_is_warned_of(tmp_path, capl
             return super().train_step(batch, batch_idx)
 
     make_trainer(tmp_path, kind=Mean).fit()
-    assert "Mean: self.kept changes while it trains, and checkpoints do not have" in caplog.text
+    assert "Mean: self.kept changes during training, but checkpoints do not contain" in caplog.text
 
 
 def test_a_teacher_is_not_warned_of(tmp_path, caplog):

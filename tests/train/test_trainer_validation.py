@@ -46,7 +46,7 @@ def test_a_run_that_stopped_early_is_done_when_it_is_started_again(tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"validation": make_data(5), "validate_every": None}])
 def test_an_early_stop_without_validations_is_refused(tmp_path, options):
-    with pytest.raises(SpecError, match="early_stop=2 counts validations, and there are none"):
+    with pytest.raises(SpecError, match="early_stop=2 counts validations, but there are none"):
         make_trainer(tmp_path, early_stop=2, **options).fit()
 
 
@@ -65,7 +65,7 @@ def test_a_validation_batch_in_which_nothing_counts_spoils_nothing(tmp_path):
     result = make_trainer(tmp_path / "some", validation=data, **settings).fit()
     assert math.isfinite(result.validation["loss"])
     data.tensors[1].fill_(2)
-    with pytest.raises(SpecError, match="nothing in the validation data counts"):
+    with pytest.raises(SpecError, match="every batch of the validation data has weight 0"):
         make_trainer(tmp_path / "none", validation=data, **settings).fit()
 
 
@@ -97,13 +97,13 @@ def test_validation_and_checkpoints_by_steps(tmp_path):
 
 def test_a_training_that_ends_before_its_first_validation_says_so(tmp_path, caplog):
     make_trainer(tmp_path, steps=1, epochs=None, batch=4, validation=make_data(5)).fit()
-    assert "this training 1: it is not validated; validate_every=N" in caplog.text
+    assert "this training only 1, so it is not validated; hint: validate_every=N" in caplog.text
 
 
 def test_a_run_that_is_further_than_asked_for_says_so(tmp_path, caplog):
     make_trainer(tmp_path, steps=3, epochs=None).fit()
     assert make_trainer(tmp_path, steps=2, epochs=None).fit().step == 3
-    assert "this run is at step 3 already, and was to end at 2" in caplog.text
+    assert "this run is already at step 3, past its end at 2" in caplog.text
 
 
 def test_no_validation_data_is_no_error(tmp_path):

@@ -1,15 +1,16 @@
-"""A training's state as one flat table, name -> tensor or bytes, and back into the objects it came from.
+"""A training's state as one flat table of names to tensors or bytes, and the way back into its objects.
 
-Models give their own tensors (loading is in place), optimizers their state by the names of the parameters,
-anything else what its `state_dict` returns. What is no tensor lies as one entry of JSON beside them, so
-loading needs to know nothing of a state that is not there yet. No file, no rank in here.
+Models contribute their own tensors, which are loaded in place. Optimizers contribute their state under the
+names of the parameters. Other objects contribute what their `state_dict` returns. Everything that is not a
+tensor is stored beside them in one JSON entry per object. Loading therefore works before the state exists.
+This module knows no files and no ranks.
 
-Of tensors that are made of other tensors, such as the quantised moments of an 8-bit optimizer, the parts are
-kept, each as the tensor that it is: saved as what they stand for, they would come back as large tensors,
-rounded otherwise. Sharded tensors (DTensor) are not of these, torch knows them itself.
+Some tensors are made of other tensors, such as the quantised moments of an 8-bit optimizer. Their parts are
+saved as they are. Saved as the values they represent, they would come back large and rounded differently.
+Sharded tensors (DTensor) are not split, because torch handles them itself.
 
-A rank's random generators (Python's, numpy's if it is imported, torch's, and its CUDA generator) are bytes.
-At another world size the old states fit nobody: new ones are derived from the seed, the step and the rank.
+A rank's random generators are bytes. They are Python's, torch's, its CUDA generator, and numpy's if it is
+imported. With another world size, new states are derived from the seed, the step and the rank.
 """
 
 from __future__ import annotations
@@ -31,27 +32,27 @@ from windlass.errors import SpecError
 from windlass.train.checkpoint.state_encoding import encode, record
 
 _WRAPPED = (
-    "_orig_mod.",
-    "_checkpoint_wrapped_module.",
-)  # torch.compile's, activation checkpointing's
-_WAYS = ("fused", "foreach", "capturable", "differentiable")  # how, on this device; not what
-_OTHERS = "~"  # of an entry: what is no tensor
+    "_orig_mod.",  # torch.compile
+    "_checkpoint_wrapped_module.",  # activation checkpointing
+)
+_WAYS = ("fused", "foreach", "capturable", "differentiable")  # chosen for this device
+_OTHERS = "~"  # suffix of an entry's JSON
 
 
 @record
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrappedAt:
-    """Stands in an entry for a tensor of this class, whose parts are under these names."""
+    """Placeholder in an entry for a tensor of this class that is made of these parts."""
 
     kind: type
-    context: Any  # what the class wants to know beside its parts
+    context: Any  # what the class needs besides its parts
     size: tuple[int, ...]
     stride: tuple[int, ...]
     parts: dict[str, Any]
 
 
 def is_wrapped(value: Any) -> bool:
-    """Whether a value is a tensor that is made of others, and says of which."""
+    """Return whether a value is a tensor made of other tensors."""
     return (
         isinstance(value, torch.Tensor)
         and not isinstance(value, DTensor)
@@ -60,7 +61,7 @@ def is_wrapped(value: Any) -> bool:
 
 
 def take_apart(value: Any, replace: Callable[[str, Any], Any]) -> WrappedAt:
-    """What is left of a tensor when each part is replaced by what `replace(its name, part)` returns."""
+    """Return a placeholder for a tensor, with each part replaced by `replace(its name, part)`."""
     names, context = value.__tensor_flatten__()
     return WrappedAt(
         kind=type(value),
@@ -72,7 +73,7 @@ def take_apart(value: Any, replace: Callable[[str, Any], Any]) -> WrappedAt:
 
 
 def put_together(at: WrappedAt, find: Callable[[Any], Any]) -> torch.Tensor:
-    """The tensor again, of what `find` returns for each part."""
+    """Return the tensor made of what `find` returns for each part."""
     parts = {name: find(part) for name, part in at.parts.items()}
     kind: Any = at.kind
     made: torch.Tensor = kind.__tensor_unflatten__(parts, at.context, at.size, at.stride)
@@ -80,7 +81,7 @@ def put_together(at: WrappedAt, find: Callable[[Any], Any]) -> torch.Tensor:
 
 
 def list_parts(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors that hold a tensor's numbers: itself, or its parts."""
+    """Yield the tensors that store a tensor's numbers, which is itself or its parts."""
     if not is_wrapped(value):
         yield value
         return
@@ -92,21 +93,21 @@ def list_parts(value: Any) -> Iterator[torch.Tensor]:
 @record
 @dataclass(frozen=True, slots=True)
 class TensorAt:
-    """Stands in an entry for the tensor of this name."""
+    """Placeholder in an entry for the tensor with this name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTensor:
-    """What a checkpoint says of one of its tensors."""
+    """Shape and dtype of a tensor in a checkpoint."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model itself, out of DistributedDataParallel and torch.compile."""
+    """Return the model inside DistributedDataParallel and torch.compile."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
@@ -117,16 +118,16 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def clean_name(name: str) -> str:
-    """A parameter's name without what wrappers added to it."""
+    """Return a parameter's name without the prefixes that wrappers add."""
     for wrapped in _WRAPPED:
         name = name.replace(wrapped, "")
     return name
 
 
 def flatten_state(state: Mapping[str, Any], *, allow_pickle: bool = False) -> dict[str, Any]:
-    """Return the table of a state: tensors as they are (no copies), the rest as JSON.
+    """Return the table of a state, with tensors as they are (no copies) and the rest as JSON.
 
-    Objects that JSON cannot hold raise NeedsTrustError; `allow_pickle` pickles them.
+    Objects that JSON cannot hold raise NeedsTrustError, unless `allow_pickle` pickles them.
     """
     names = _parameter_names(state)
     table: dict[str, Any] = {}
@@ -148,7 +149,7 @@ def list_others(state: Mapping[str, Any]) -> list[str]:
 
 
 def find_faults(state: Mapping[str, Any], saved: Mapping[str, SavedTensor | None]) -> list[str]:
-    """Why a checkpoint with these contents does not fit this state; empty if it does."""
+    """Return why a checkpoint with these contents does not fit this state, or an empty list if it does."""
     faults: list[str] = []
     for entry, value in state.items():
         if f"{entry}{_OTHERS}" not in saved:
@@ -168,7 +169,7 @@ def find_faults(state: Mapping[str, Any], saved: Mapping[str, SavedTensor | None
 def make_targets(
     state: Mapping[str, Any], others: Mapping[str, Any], saved: Mapping[str, SavedTensor | None]
 ) -> dict[str, torch.Tensor]:
-    """Where a checkpoint's tensors go: a model's own ones, and new ones for all that is replaced."""
+    """Return the tensors to load into: a model's own tensors, and new ones for state that is replaced."""
     parameters = {name: parameter for parameter, name in _parameter_names(state).items()}
     targets: dict[str, torch.Tensor] = {}
     for entry, value in state.items():
@@ -189,7 +190,7 @@ def make_targets(
 def restore_state(
     state: Mapping[str, Any], others: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Hand what was loaded to the objects; the tensors of models are already in them."""
+    """Pass the loaded state to the objects. The tensors of models are already in place."""
     names = _parameter_names(state)
     for entry, value in state.items():
         rest = others[f"{entry}{_OTHERS}"]
@@ -204,10 +205,10 @@ def restore_state(
         elif callable(load := getattr(value, "load_state_dict", None)):
             try:
                 load(_put_tensors(rest, tensors))
-            except (AttributeError, KeyError, TypeError) as error:  # it is of another class
+            except (AttributeError, KeyError, TypeError) as error:  # saved by another class
                 raise SpecError(
                     f"{type(value).__name__} cannot take the {entry!r} of the checkpoint: {error!r}",
-                    hint=f"give the {entry} that was saved, or begin a run of another name",
+                    hint=f"use the {entry} that was saved, or start a run with another name",
                 ) from error
         else:
             raise SpecError(f"the state's {entry!r} cannot be loaded into a {type(value).__name__}")
@@ -221,7 +222,7 @@ def _models(state: Mapping[str, Any]) -> dict[str, nn.Module]:
 
 
 def _split_model(entry: str, model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """A model's tensors (tied ones once) by their names, and what else is in its state."""
+    """Return a model's tensors by name (tied ones once), and the rest of its state."""
     tensors: dict[str, torch.Tensor] = {}
     others: dict[str, Any] = {}
     for name, value in unwrap(model).state_dict().items():
@@ -233,7 +234,7 @@ def _split_model(entry: str, model: nn.Module) -> tuple[dict[str, torch.Tensor],
 
 
 def drop_tied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors without those that are the memory of an earlier one."""
+    """Return the tensors without those that share the memory of an earlier one."""
     kept: dict[str, torch.Tensor] = {}
     seen: set[object] = set()
     for name, tensor in tensors.items():
@@ -245,7 +246,7 @@ def drop_tied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def find_place(tensor: torch.Tensor) -> object:
-    """The memory that a tensor is; None if it has none of its own."""
+    """Return an identifier of a tensor's memory, or None if it has no memory of its own."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     address = local.data_ptr() if local.numel() else 0
     return (
@@ -256,7 +257,7 @@ def find_place(tensor: torch.Tensor) -> object:
 
 
 def _parameter_names(state: Mapping[str, Any]) -> dict[nn.Parameter, str]:
-    """The name of every parameter of the state's models, such as model.layers.0.weight."""
+    """Return the name of every parameter of the state's models, such as model.layers.0.weight."""
     return {
         parameter: f"{entry}.{clean_name(name)}"
         for entry, model in _models(state).items()
@@ -264,7 +265,7 @@ def _parameter_names(state: Mapping[str, Any]) -> dict[nn.Parameter, str]:
     }
 
 
-# Optimizers: by the names of parameters, since their numbers depend on the order of the groups.
+# Optimizers use the names of parameters, because their numbers depend on the order of the groups.
 
 
 def _read_optimizer(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> dict[str, Any]:
@@ -294,15 +295,15 @@ def _restore_optimizer(
     group_of = {name: group for group in saved["param_groups"] for name in group["params"]}
     if missing := sorted(numbers.keys() - group_of.keys()):
         raise SpecError(
-            f"the checkpoint's optimizer does not know {', '.join(missing[:3])}",
+            f"the checkpoint's optimizer does not contain {', '.join(missing[:3])}",
             hint="load with the optimizer that was saved, or leave it out of the state",
         )
     ours, theirs = optimizer.param_groups[0].keys(), saved["param_groups"][0].keys()
-    if ours - theirs and theirs - ours:  # another version of torch only adds or only leaves out
+    if ours - theirs and theirs - ours:  # torch versions only add or only remove settings
         raise SpecError(
-            f"the checkpoint's optimizer is no {type(optimizer).__name__}: it has "
-            f"{min(theirs - ours)!r}, and no {min(ours - theirs)!r}",
-            hint="load with the kind of optimizer that was saved, or begin a run of another name",
+            f"the checkpoint's optimizer is not {type(optimizer).__name__}: it has "
+            f"{min(theirs - ours)!r}, but not {min(ours - theirs)!r}",
+            hint="load with the kind of optimizer that was saved, or start a run with another name",
         )
     groups = []
     for group in optimizer.param_groups:
@@ -323,28 +324,28 @@ def _restore_optimizer(
 
 
 def _parameter_of(name: str, entry: str) -> str:
-    """optimizer.state.model.layers.0.weight.exp_avg -> model.layers.0.weight"""
+    """Return model.layers.0.weight for optimizer.state.model.layers.0.weight.exp_avg."""
     return name.removeprefix(f"{entry}.state.").rpartition(".")[0]
 
 
 def _make_target(
     name: str, saved: SavedTensor, like: nn.Parameter | None, present: Any
 ) -> torch.Tensor:
-    """An empty tensor for a saved one: sharded as its parameter is, if it has its shape."""
+    """Return an empty tensor for a saved one, sharded like its parameter if the shapes match."""
     for model in (like, present):
         if isinstance(model, torch.Tensor) and tuple(model.shape) == saved.shape:
             return torch.empty_like(model, dtype=saved.dtype, requires_grad=False)
     if isinstance(like, DTensor) and saved.shape:
         raise SpecError(
-            f"{name} is {list(saved.shape)}, unlike its parameter: how it is sharded is not known yet",
-            hint="make one optimizer step before loading, so that the state is there",
+            f"{name} is {list(saved.shape)}, unlike its parameter, so its sharding is not known yet",
+            hint="make one optimizer step before loading, so that the state exists",
         )
     if like is None or not saved.shape:
         return torch.empty(saved.shape, dtype=saved.dtype)
     return torch.empty(saved.shape, dtype=saved.dtype, device=like.device)
 
 
-# Anything else: nested dicts, lists and tuples with tensors in them.
+# Other state: nested dicts, lists and tuples that contain tensors.
 
 
 def _read(value: Any) -> Any:
@@ -353,11 +354,11 @@ def _read(value: Any) -> Any:
 
 
 def _take_tensors(value: Any, name: str, tensors: dict[str, Any]) -> Any:
-    """The value with a TensorAt for each tensor in it, which goes to `tensors`."""
+    """Return the value with each tensor replaced by a TensorAt, and add the tensors to `tensors`."""
     if is_wrapped(value):
         return take_apart(value, lambda key, part: _take_tensors(part, f"{name}.{key}", tensors))
     if isinstance(value, torch.Tensor):
-        while name in tensors:  # {"a.b": {"c": ...}, "a": {"b.c": ...}} asks for a.b.c twice
+        while name in tensors:  # {"a.b": {"c": ...}, "a": {"b.c": ...}} has a.b.c twice
             name += "'"
         tensors[name] = value.detach()
         return TensorAt(name)
@@ -400,7 +401,7 @@ def _is_of(name: str, entry: str) -> bool:
 
 
 def read_rng() -> bytes:
-    """The generators' states now."""
+    """Return the current states of the generators."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None:
         name, keys, *rest = numpy.random.get_state()
@@ -413,7 +414,7 @@ def read_rng() -> bytes:
 
 
 def restore_rng(data: bytes) -> None:
-    """Let the generators go on where `read_rng` found them."""
+    """Restore the generators to the states that `read_rng` returned."""
     states = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     random.setstate(states["python"])
     torch.set_rng_state(states["torch"])
@@ -426,10 +427,10 @@ def restore_rng(data: bytes) -> None:
 
 
 def derive_rng(*, seed: int, step: int, rank: int, world_size: int) -> None:
-    """Start the generators from these numbers: the same numbers give the same states."""
+    """Seed the generators from these numbers. Equal numbers give equal states."""
     text = f"windlass rng {seed} {step} {rank} {world_size}"
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
     random.seed(number)
-    torch.manual_seed(number % 2**63)  # CUDA's too
+    torch.manual_seed(number % 2**63)  # seeds CUDA too
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(number % 2**32)

@@ -1,14 +1,14 @@
-"""Samples of a dataset, read and collated into the data of a micro-batch.
+"""Readers that turn samples of a dataset into the data of a micro-batch.
 
-A `SampleReader` reads a map dataset, in the rank itself, in its prefetch thread, or in a worker of torch's
-DataLoader; it knows nothing of ranks or steps. A `StreamReader` reads an iterable dataset, whose samples
-come in its own order and only one after another: every rank, and every worker process of a rank, iterates
-over the whole dataset and keeps its share of each global batch. A resumed run skips what was read before,
-epoch by epoch unless the dataset tells its length.
+A `SampleReader` reads a map dataset. It runs in the rank, in its prefetch thread, or in a worker of torch's
+DataLoader, and knows no ranks or steps. A `StreamReader` reads an iterable dataset, which has its own order
+and no random access. Every rank, and every worker process of a rank, iterates over the whole dataset and
+keeps its share of each global batch. A resumed run skips the samples that were read before. If the dataset
+has no length, it skips epoch by epoch.
 
-A dataset may draw from Python's, numpy's and torch's global generators. Here they are seeded for a sample,
-and the training's own state is put back afterwards: what a sample looks like is then a function of (seed,
-epoch, sample), and the model's random numbers do not depend on how the data was read. Called by loader.
+A dataset may draw from Python's, numpy's and torch's global generators. The readers seed them for a sample
+and restore the training's state afterwards. A sample is then a function of (seed, epoch, sample). The model's
+random numbers do not depend on how the data was read. Called by loader.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from windlass.errors import JobError, SpecError
 from windlass.train.data.step_plan import BatchPlan, Cutting, StepPlan
 
 Collate = Callable[[list[Any]], Any]
-_COLLATING = 1  # beside the numbers that seed a sample
+_COLLATING = 1  # distinguishes this seed from that of a sample
 ReadBatch = tuple[StepPlan, int, Any]  # a step, the number of a micro-batch in it, its data
 
 
@@ -42,9 +42,9 @@ def seed_all(*parts: int) -> None:
 
 
 class SideRandom:
-    """A context in which the global generators are the data's own; the next time they go on from there.
+    """Context in which the global generators have the data's states, which the next entry continues.
 
-    Unless every sample is seeded anyway: then its state need not be kept.
+    If every sample is seeded anyway, the state need not be kept.
     """
 
     def __init__(self, *, keeps_state: bool) -> None:
@@ -64,7 +64,7 @@ class SideRandom:
 
 
 def get_states() -> tuple[Any, ...]:
-    """Of the global generators of this process, CPU only."""
+    """Return the states of this process's global generators, CPU only."""
     numpy = sys.modules.get("numpy")
     return (
         random.getstate(),
@@ -74,7 +74,7 @@ def get_states() -> tuple[Any, ...]:
 
 
 def are_same(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
-    """Whether nobody has drawn a number in between."""
+    """Return whether no number was drawn in between."""
     return (
         before[0] == after[0]
         and torch.equal(before[1], after[1])
@@ -88,7 +88,7 @@ def _is_same_numpy(before: Any, after: Any) -> bool:
 
 
 def set_states(states: tuple[Any, ...]) -> None:
-    """Of the global generators of this process, as they were."""
+    """Restore the states of this process's global generators."""
     of_python, of_torch, of_numpy = states
     random.setstate(of_python)
     torch.default_generator.set_state(of_torch)
@@ -106,22 +106,22 @@ class SampleReader:
     def __init__(self, dataset: Any, *, collate: Collate | None, seed: int | None) -> None:
         self.dataset = dataset
         self.collate = collate or default_collate
-        self.seed = seed  # None: random numbers of the dataset are nobody's business
-        self._draws = False  # whether it was seen to draw random numbers
+        self.seed = seed  # None: the dataset's random numbers are not seeded
+        self._draws = False  # True once the dataset drew random numbers
         self._tensors = (
             dataset.tensors if type(dataset) is TensorDataset and collate is None else None
         )
 
     def read(self, batch: BatchPlan, epoch: int) -> Any:
-        """The collated data of a micro-batch."""
-        if self._tensors is not None:  # what the default collation gives, at once
+        """Return the collated data of a micro-batch."""
+        if self._tensors is not None:  # the same as the default collation, in one operation
             index = torch.tensor(batch.reads)
             return [tensor[index] for tensor in self._tensors]
         samples = self._read_samples(batch.reads, epoch)
         return collate(self.collate, samples, batch, epoch, seed=self.seed)
 
     def _read_samples(self, sample_ids: Sequence[int], epoch: int) -> list[Any]:
-        """The samples; seeding is paid for only by a dataset that draws, whose first batch is read twice."""
+        """Return the samples. Only a dataset that draws is seeded, and its first batch is read twice."""
         if self.seed is None or self._draws:
             return self._read_each(sample_ids, epoch)
         before = get_states()
@@ -133,7 +133,7 @@ class SampleReader:
 
     def _read_each(self, sample_ids: Sequence[int], epoch: int) -> list[Any]:
         if hasattr(self.dataset, "__getitems__"):
-            if self._draws:  # each with a seed of its own, however many are read together
+            if self._draws:  # each needs its own seed
                 return [self._read_one([i], "__getitems__", epoch)[0] for i in sample_ids]
             samples: list[Any] = self._read_one(list(sample_ids), "__getitems__", epoch)
             return samples
@@ -155,9 +155,9 @@ class SampleReader:
 def collate(
     function: Collate, samples: list[Any], batch: BatchPlan, epoch: int, *, seed: int | None
 ) -> Any:
-    """The samples as one batch; says which ones they were if that fails.
+    """Return the samples as one batch. An error names the samples that failed.
 
-    What a user's function draws, as mixup does, is a function of the seed, the epoch and the first sample.
+    The numbers that a user's function draws, as in mixup, depend on the seed, the epoch and the first sample.
     """
     is_seeded = seed is not None and function is not default_collate
     states = get_states() if is_seeded else ()
@@ -167,9 +167,9 @@ def collate(
         return function(samples)
     except Exception as error:
         raise SampleError(
-            f"samples {list(batch.reads)} of epoch {epoch} could not be put into one batch: "
+            f"samples {list(batch.reads)} of epoch {epoch} could not be collated into a batch: "
             f"{type(error).__name__}: {error}",
-            hint="samples must be alike, or give the loader a `collate` that makes them so",
+            hint="make samples alike, or give the loader a `collate` that does",
         ) from error
     finally:
         if is_seeded:
@@ -194,7 +194,7 @@ class StreamReader:
     def read(
         self, *, start: int, stop: int | None, worker: int = 0, num_workers: int = 1
     ) -> Iterator[ReadBatch]:
-        """This rank's micro-batches, or of them what one of several workers reads: every n-th."""
+        """Yield this rank's micro-batches. With several workers, each yields every n-th of them."""
         number = 0
         for plan, samples in self._read_steps(start, stop):
             for place, (batch, places) in enumerate(
@@ -224,9 +224,9 @@ class StreamReader:
                 index += 1
             if index == epoch_start:
                 raise SpecError(
-                    f"epoch {epoch} of {type(self.dataset).__name__} has no step",
-                    hint="it must have a sample, with drop_last a whole batch, each time it is iterated "
-                    "over; an iterator can be used up only once",
+                    f"epoch {epoch} of {type(self.dataset).__name__} has no steps",
+                    hint="every iteration must yield a sample, or a whole batch with drop_last; "
+                    "an iterator works only once",
                 )
 
     def _plan(self, index: int, epoch: int, is_last: bool, sample_ids: range) -> StepPlan:
@@ -239,9 +239,9 @@ class StreamReader:
         )
 
     def _read_epoch(self, epoch: int, *, skip: int) -> Iterator[tuple[int, list[Any], bool]]:
-        """Global batches (their first place, their samples, whether it is the last), one read ahead.
+        """Yield global batches (first place, samples, whether it is the last), reading one ahead.
 
-        Of the first `skip` batches only the count is kept.
+        The first `skip` batches are counted, but not kept.
         """
         if self.seed is not None:
             seed_all(self.seed, epoch)
@@ -272,12 +272,12 @@ class StreamReader:
             raise SampleError(
                 f"sample {place} of {type(self.dataset).__name__} could not be read in epoch {epoch}: "
                 f"{type(error).__name__}: {error}",
-                hint="iterate over the dataset in one process to see it fail there",
+                hint="iterate over the dataset in one process to reproduce the error",
             ) from error
 
 
 def count_samples(dataset: Any) -> int | None:
-    """How many samples a dataset says it has; None if it does not."""
+    """Return a dataset's length, or None if it has none."""
     try:
         return len(dataset)
     except TypeError:

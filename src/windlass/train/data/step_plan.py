@@ -1,13 +1,13 @@
-"""Which samples a rank reads for a step: a global batch, cut over ranks and then into micro-batches.
+"""Plan of the samples that a rank reads for a step: a global batch, split over ranks and micro-batches.
 
-Pure; no dataset comes in here. The order of the samples is a permutation that is a function of (seed, epoch,
-index): a Feistel network over the bits of an index, walked until it lands below `num_samples`, so nothing is
-kept per sample and every process computes the same order without asking another. Checkpoints depend on it: a
-change of the values is a change of the format.
+This module is pure and knows no dataset. The order of the samples is a permutation that depends only on
+(seed, epoch, index). It is a Feistel network over the bits of an index, repeated until the result is below
+`num_samples`. No state is kept per sample, and every process computes the same order on its own. Checkpoints
+depend on the values, so changing them changes the format.
 
-The global batch of a step does not depend on the world size, only its cutting does. Every rank gets the same
-number of micro-batches, so that collectives match; where samples do not suffice, one that counts nothing
-fills the place. Called by loader and sample_reading.
+The global batch of a step does not depend on the world size. Only the split does. Every rank gets the same
+number of micro-batches, so that collectives match. If there are too few samples, a filler that counts nothing
+takes the place. Called by loader and sample_reading.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import torch
 
 from windlass.errors import SpecError
 
-_ROUNDS = 8  # even, so that both halves are back at their own widths
+_ROUNDS = 8  # even, so that both halves are back at their original widths
 _MASK = 0xFFFF_FFFF
-_BLOCK = 4096  # indices that are computed at once
+_BLOCK = 4096  # indices computed together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order(Sequence[int]):
-    """The sample at each place of an epoch; `order[i]` is a sample's number, `order[a:b]` a list of them."""
+    """Samples of an epoch by place. `order[i]` is a sample's number and `order[a:b]` a list of numbers."""
 
     num_samples: int
-    keys: tuple[int, ...]  # of the rounds; none: samples come in their own order
+    keys: tuple[int, ...]  # one per round, or empty for unshuffled samples
 
     def __len__(self) -> int:
         return self.num_samples
@@ -54,7 +54,7 @@ class Order(Sequence[int]):
         if not self.keys:
             return list(places)
         samples: list[int] = []
-        while places:  # block by block, each computed at once
+        while places:  # one block at a time
             block, first = divmod(places[0], _BLOCK)
             permuted = _permute_block(self.num_samples, self.keys, block)
             taken = (
@@ -68,9 +68,9 @@ class Order(Sequence[int]):
 
 
 def make_order(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> Order:
-    """The order of one epoch; without `shuffle` the samples' own."""
+    """Return the order of one epoch. Without `shuffle`, it is the samples' own order."""
     if not 0 <= num_samples < 2**62:
-        raise SpecError(f"an order of {num_samples} samples", hint="it is for 0 to 2**62 - 1")
+        raise SpecError(f"cannot order {num_samples} samples", hint="give 0 to 2**62 - 1 samples")
     return Order(num_samples=num_samples, keys=_make_keys(seed, epoch) if shuffle else ())
 
 
@@ -93,7 +93,7 @@ def _permute_block(num_samples: int, keys: tuple[int, ...], block: int) -> list[
 
 
 def _mix(values: Any, keys: tuple[int, ...], num_bits: int) -> Any:
-    """A permutation of [0, 2**num_bits). In each round the halves change places, and one is XORed."""
+    """Return a permutation of [0, 2**num_bits). Each round swaps the halves and XORs one."""
     left_bits, right_bits = num_bits // 2, num_bits - num_bits // 2
     left, right = values >> right_bits, values & ((1 << right_bits) - 1)
     for key in keys:
@@ -103,7 +103,7 @@ def _mix(values: Any, keys: tuple[int, ...], num_bits: int) -> Any:
 
 
 def _hash(values: Any, key: int) -> Any:
-    """32 bits out of 32 (murmur3's finish); products wrap, and only their low 32 bits are kept."""
+    """Return 32 bits from 32 (murmur3's finalizer). Products wrap, and only their low 32 bits are kept."""
     mixed = (values + key) & _MASK
     mixed = ((mixed ^ (mixed >> 16)) * 0x85EBCA6B) & _MASK
     mixed = ((mixed ^ (mixed >> 13)) * 0xC2B2AE35) & _MASK
@@ -124,7 +124,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What one rank reads for one optimizer step."""
+    """Samples that one rank reads for one optimizer step."""
 
     index: int
     epoch: int
@@ -135,25 +135,25 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cutting:
-    """How global batches are made and cut, as one rank sees it."""
+    """Settings for making and splitting global batches, as one rank sees them."""
 
     batch: int  # samples of a step, over all ranks
-    micro_batch: int | None  # of one rank; None: all it has in a step
+    micro_batch: int | None  # samples of one rank (default: all it has in a step)
     rank: int
     world_size: int
     drop_last: bool
 
     def count_steps(self, num_samples: int) -> int:
-        """Steps of an epoch of that many samples."""
+        """Return the number of steps in an epoch with that many samples."""
         return num_samples // self.batch if self.drop_last else -(-num_samples // self.batch)
 
     def cut(self, num_samples: int) -> list[range]:
-        """This rank's micro-batches, as places in a step of that many samples; empty ranges are fillers."""
+        """Return this rank's micro-batches as places in a step. Empty ranges are fillers."""
         first = num_samples * self.rank // self.world_size
         last = num_samples * (self.rank + 1) // self.world_size
         largest_share = -(-num_samples // self.world_size)
         pieces = -(-largest_share // (self.micro_batch or largest_share)) if largest_share else 0
-        # evenly: a remainder of one sample would have no variance for BatchNorm
+        # Split evenly, because BatchNorm has no variance for a remainder of one sample.
         share = last - first
         return [
             range(first + share * piece // pieces, first + share * (piece + 1) // pieces)
@@ -161,7 +161,7 @@ class Cutting:
         ]
 
     def plan_batches(self, sample_ids: Sequence[int]) -> tuple[BatchPlan, ...]:
-        """This rank's micro-batches of a step with these samples; fillers read the step's first."""
+        """Return this rank's micro-batches of a step. Fillers read the step's first sample."""
         return tuple(
             BatchPlan(
                 reads=tuple(sample_ids[places.start : places.stop]) or (sample_ids[0],),
@@ -174,7 +174,7 @@ class Cutting:
 def plan_steps(
     num_samples: int, cutting: Cutting, *, seed: int, shuffle: bool, start: int, stop: int | None
 ) -> Iterator[StepPlan]:
-    """The steps from `start` on, over epochs, of a dataset of which any sample can be read at any time."""
+    """Yield the steps from `start` on, over all epochs, of a dataset with random access."""
     steps_per_epoch = cutting.count_steps(num_samples)
     for index in count(start) if stop is None else range(start, stop):
         epoch, place = divmod(index, steps_per_epoch)

@@ -1,11 +1,11 @@
-"""All trackers of a run behind one `log`: what the trainer holds, and what a hand-written loop may hold too.
+"""Group of all trackers of a run behind one `log`, for the trainer and for hand-written loops.
 
-`log` costs a few microseconds, whatever the trackers do: each has its own queue and thread (`TrackerQueue`),
-so a slow or broken tracker can only lose its own records. When a queue is full the oldest record goes, and
-that is said once. After an OSError a tracker is tried again, with growing pauses; any other error turns it
-off. On ranks other than 0 a group is empty, so that callers need no `if`. Knows no tracker by name.
+`log` takes a few microseconds, whatever the trackers do. Each tracker has its own queue and thread
+(`TrackerQueue`), so a slow or broken tracker can only lose its own records. A full queue drops its oldest
+record and logs that once. After an OSError a tracker is retried with growing pauses. Any other error turns
+it off. On ranks other than 0 a group is empty, so that callers need no `if`. Knows no tracker by name.
 
-`trackers.json` in the run's folder holds each tracker's run id, so that a restart goes on with the same run.
+`trackers.json` in the run's folder stores each tracker's run id, so that a restart continues the same run.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ MAX_QUEUED = 10_000
 _AT_ONCE = 200
 _SHORTEST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-_IN_SHORT = 2_000  # characters of an error's text
+_IN_SHORT = 2_000  # characters of an error's text in a warning
 CLOSE_WITHIN_S = 10.0
-SETTLE_WITHIN_S = 1.0  # where the disk is stuck; else a millisecond
+SETTLE_WITHIN_S = 1.0  # upper limit for a stuck disk, usually a millisecond
 _AT_EXIT_S = 3.0
 
 
 class RunIds:
-    """Run ids by tracker, in memory and in the folder; a file that cannot be written is only told."""
+    """Run ids by tracker, in memory and in the folder. A failed write is only logged."""
 
     def __init__(self, folder: Path, *, known: dict[str, str]) -> None:
         self._path = folder / RUN_IDS_FILE
@@ -65,14 +65,14 @@ class RunIds:
                 with contextlib.suppress(OSError):
                     temporary.unlink()
                 logger.warning(
-                    "%s cannot be written (%s): a restart without a checkpoint begins a new run",
+                    "%s cannot be written (%s): a restart without a checkpoint starts a new run",
                     self._path,
                     error,
                 )
 
 
 def read_run_ids(folder: Path) -> dict[str, str]:
-    """What an earlier attempt left; nothing where there is no such file, or a broken one."""
+    """Return the run ids of an earlier attempt, or nothing if the file is missing or broken."""
     try:
         content = json.loads((folder / RUN_IDS_FILE).read_text())
     except (OSError, ValueError):
@@ -83,7 +83,7 @@ def read_run_ids(folder: Path) -> dict[str, str]:
 
 
 class StepRecord:
-    """The metrics of a step. Tensors are read in a tracker's thread: a step waits for no device."""
+    """Metrics of a step. A tracker's thread reads tensors, so that a step never waits for the device."""
 
     __slots__ = ("_metrics", "_numbers", "step", "time_s")
 
@@ -100,7 +100,7 @@ class StepRecord:
 
 
 class TrackerQueue:
-    """Queue of the records that the tracker's own thread sends."""
+    """Queue of records, sent by the tracker's own thread."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class TrackerQueue:
                 self._change.notify_all()
 
     def send_soon(self) -> None:
-        """Send what waits without collecting more."""
+        """Send the queued records without waiting for more."""
         with self._change:
             self._is_due_now = bool(self._records)
             self._change.notify_all()
@@ -153,9 +153,9 @@ class TrackerQueue:
             self._change.wait_for(lambda: self._num_unsent == 0 or self._is_off, timeout=timeout_s)
 
     def ask_to_close(self, *, ok: bool | None, timeout_s: float) -> None:
-        """Send what waits and end, within a time.
+        """Send the queued records and close the tracker, within a time limit.
 
-        ok: how the run ended; None: unknown, so the tracker's run stays open.
+        ok: whether the run succeeded. None means unknown, so the tracker's run stays open.
         """
         with self._change:
             self._is_ok, self._is_closing = ok, True
@@ -168,7 +168,7 @@ class TrackerQueue:
         self._thread.join(timeout_s)
         if self._thread.is_alive() and not self._is_off:
             logger.warning(
-                "%s did not take its last records within %.0f s: %d are %s",
+                "%s did not accept its last records within %.0f s: %d are %s",
                 self.tracker.name,
                 timeout_s,
                 len(self._records) or 1,
@@ -181,7 +181,7 @@ class TrackerQueue:
         self.num_dropped += 1
         if self.num_dropped == 1:
             logger.warning(
-                "%s does not keep up: its oldest records are dropped from now on; log less often",
+                "%s is too slow, so its oldest records are dropped; hint: log less often",
                 self.tracker.name,
             )
 
@@ -196,7 +196,7 @@ class TrackerQueue:
             if self._is_ok is not None:
                 is_ok = self._is_ok
                 self._try_until_closed(lambda: self.tracker.close(ok=is_ok))
-        except Exception as error:  # noqa: BLE001  # a tracker never ends a run
+        except Exception as error:  # noqa: BLE001  # a tracker must never end a run
             self._turn_off(error)
 
     def _start_tracker(self) -> None:
@@ -205,7 +205,7 @@ class TrackerQueue:
             self._keep_run_id(self.tracker.name, self.tracker.run_id)
 
     def _wait_for_records(self) -> bool:
-        """Whether there is something to send; False when all is sent and the run is over."""
+        """Wait for records and return True, or return False when all are sent and the run is over."""
         with self._change:
             self._change.wait_for(lambda: self._records or self._is_closing)
             self._change.wait_for(
@@ -215,7 +215,7 @@ class TrackerQueue:
             return bool(self._records)
 
     def _send(self) -> None:
-        self.tracker.flush()  # what is left of a try that did not succeed
+        self.tracker.flush()  # the rest of a failed attempt
         with self._change:
             records = [self._records.popleft() for _ in range(min(_AT_ONCE, len(self._records)))]
         for record in records:
@@ -226,7 +226,7 @@ class TrackerQueue:
             self._change.notify_all()
 
     def _try_until_closed(self, action: Callable[[], None]) -> None:
-        """Run an action; retry it with growing pauses on an OSError, at the run's end until its limit."""
+        """Run an action and retry it on an OSError, with growing pauses and, at the end, up to the limit."""
         pause_s = _SHORTEST_PAUSE_S
         while True:
             try:
@@ -234,9 +234,9 @@ class TrackerQueue:
             except OSError as error:
                 if self._is_closing and time.monotonic() + _SHORTEST_PAUSE_S >= self._end_s:
                     raise
-                self._warn(error, "it is tried again, and its records wait meanwhile")
+                self._warn(error, "it is retried, and its records wait meanwhile")
             with self._change:
-                self._change.wait(pause_s)  # or until the run is over
+                self._change.wait(pause_s)  # ends early when the run ends
             pause_s = _SHORTEST_PAUSE_S if self._is_closing else min(pause_s * 2, _LONGEST_PAUSE_S)
 
     def _turn_off(self, error: Exception) -> None:
@@ -245,7 +245,7 @@ class TrackerQueue:
             self._records.clear()
         self._has_warned = False
         self._warn(
-            error, f"it is not tried again, and {num_lost} or more records are {self._consequence}"
+            error, f"it is turned off, and {num_lost} or more records are {self._consequence}"
         )
 
     @property
@@ -254,10 +254,10 @@ class TrackerQueue:
 
     @property
     def _consequence(self) -> str:
-        """Describe what becomes of records that the tracker did not take."""
+        """Return a phrase that describes what happens to records that the tracker did not accept."""
         if self._can_backfill:
             return "in metrics.jsonl, from which the next start of this run sends them"
-        return "lost, the run itself is not"
+        return "lost, but the run itself is not affected"
 
     def _warn(self, error: Exception, consequence: str) -> None:
         if self._has_warned:
@@ -274,13 +274,13 @@ def _number(value: Any) -> float:
 
 
 def deadline_after(timeout_s: float) -> Callable[[], float]:
-    """How much is left of a time that several queues share."""
+    """Return a function that returns the time remaining, for several queues that share a limit."""
     end_s = time.monotonic() + timeout_s
     return lambda: max(end_s - time.monotonic(), 0.0)
 
 
 class TrackerGroup:
-    """Start it, log to it, close it; none of these raises for what a tracker does."""
+    """Trackers of a run that start, log and close together. No method raises for a tracker's error."""
 
     def __init__(self, trackers: Sequence[Tracker], *, run_ids: RunIds) -> None:
         self._run_ids = run_ids
@@ -294,7 +294,7 @@ class TrackerGroup:
 
     @property
     def run_ids(self) -> dict[str, str]:
-        """By tracker, as far as they are known by now: what a checkpoint keeps."""
+        """The run ids known so far, by tracker, for the checkpoint."""
         return self._run_ids.as_dict()
 
     @property
@@ -302,7 +302,7 @@ class TrackerGroup:
         return sum(queue.num_dropped for queue in self._queues)
 
     def start(self, params: Mapping[str, Any] | None = None) -> None:
-        """Begin the run, or go on with it; returns at once."""
+        """Start or continue the run without waiting for the trackers."""
         if self._is_started:
             return
         self._is_started = True
@@ -312,7 +312,7 @@ class TrackerGroup:
             atexit.register(self._close_at_exit)
 
     def log(self, metrics: Mapping[str, Any], *, step: int) -> None:
-        """Note a step's numbers. A tensor of one element is read later: it must not be changed meanwhile."""
+        """Log the metrics of a step. Do not change a one-element tensor afterwards, as it is read later."""
         if not self._queues or self._is_closed:
             return
         self.start()
@@ -321,7 +321,7 @@ class TrackerGroup:
             queue.put(record)
 
     def settle(self) -> None:
-        """Send what waits now; what goes to a file is written on return, unless the disk is slow."""
+        """Send the queued records now. Files are written on return, unless the disk is slow."""
         for queue in self._queues:
             queue.send_soon()
         for queue in self._queues:
@@ -329,7 +329,7 @@ class TrackerGroup:
                 queue.wait_until_sent(SETTLE_WITHIN_S)
 
     def close(self, *, ok: bool = True, timeout_s: float = CLOSE_WITHIN_S) -> None:
-        """Send what waits and end the run in each tracker; what is not taken by then is lost, and told."""
+        """End the run in each tracker. Records that cannot be sent in time are lost, with a warning."""
         self._close(ok=ok, timeout_s=timeout_s)
 
     def _close_at_exit(self) -> None:

@@ -1,11 +1,11 @@
-"""TorchTrainer: trains a model on one process or on many, and goes on exactly where it was stopped.
+"""Trainer that trains a model on one or many processes and resumes exactly where it stopped.
 
     trainer = TorchTrainer(model=make_model, data=dataset, loss="cross_entropy", epochs=3, batch=256)
     result = trainer.fit()
 
-`fit` makes the parts (`trainer_setup`), then runs the loop below. People who come from itwinai's
-TorchTrainer subclass it and override `create_model_loss_optimizer`, `create_dataloaders`, `train_step` or
-`validation_step`. What a step computes is in `step_update`; what is told when, in `trainer_log`.
+`fit` makes the parts (`trainer_setup`), then runs the loop below. Users of itwinai's TorchTrainer subclass it
+and override `create_model_loss_optimizer`, `create_dataloaders`, `train_step` or `validation_step`.
+`step_update` computes a step. `trainer_log` decides when to log it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from windlass.train.trainer.trainer_options import Config, TrainerOptions, read_
 from windlass.train.trainer.trainer_save import TrainProgress, TrainResult
 from windlass.train.trainer.trainer_setup import TrainerParts, make_eval_loader, make_loader, set_up
 
-PREEMPTED_EXIT_CODE = 143  # what a process that SIGTERM ends leaves with
+PREEMPTED_EXIT_CODE = 143  # exit code of a process that SIGTERM ended
 
 
 class Preempted(SystemExit):
-    """The training was asked to end, and ended with a checkpoint; the next attempt goes on from there."""
+    """Exit after a request to stop. With checkpoints enabled, the next attempt resumes from this step."""
 
     def __init__(self, step: int, *, is_saved: bool) -> None:
         super().__init__(PREEMPTED_EXIT_CODE)
@@ -45,22 +45,23 @@ class Preempted(SystemExit):
 
     def __str__(self) -> str:
         if not self.is_saved:
-            return f"step {self.step} is lost: checkpoint_every=0 saves nothing"
-        return f"step {self.step} is saved; a restart goes on from there"
+            return f"step {self.step} is lost because checkpoint_every=0 disables checkpoints"
+        return f"step {self.step} is saved; a restart resumes from it"
 
 
 class TorchTrainer:
-    """A training. Keywords are settings (see TrainerOptions) or parts, made now or by a function later."""
+    """A training run. Keywords are settings (see TrainerOptions), or parts, which may also be factories."""
 
     options_type: type[TrainerOptions] = TrainerOptions
-    batch_weight: Any = (
-        None  # data -> tensor: what a batch counts, such as its tokens; None: its samples
-    )
-    lr_scheduler: Any = None  # stepped at each epoch's start, as itwinai does
+    # function of a batch that returns its weight, such as its number of tokens (default: its samples)
+    batch_weight: Any = None
+    lr_scheduler: Any = None  # stepped at the start of each epoch, as in itwinai
     torch_rng: Any = None
     logger: Any = None
     profiler: Any = None
-    ddp_options: Mapping[str, Any] = {}  # for DistributedDataParallel, as find_unused_parameters
+    ddp_options: Mapping[
+        str, Any
+    ] = {}  # DistributedDataParallel keywords, such as find_unused_parameters
 
     def __init__(
         self,
@@ -79,16 +80,19 @@ class TorchTrainer:
         collate: Callable[[list[Any]], Any] | None = None,
         **settings: Any,
     ) -> None:
-        """A trainer; nothing is made or read yet, but settings are checked.
+        """Check the settings. Nothing is made or read before `fit`.
 
-        config: a dict, a YAML or JSON file, or a command line's words (sys.argv[1:]); wins over keywords.
-        data: a dataset, or a Loader. validation: a dataset. collate: makes a batch of a list of samples.
-        loss: name, or function of (output, target) that returns a mean; None: the model returns its loss.
-        optimizer: name or class, function of the parameters, or an optimizer.
-        scheduler: name, function of the optimizer, or a scheduler; steps after each optimizer step.
-        metrics: by name, functions of (output, target) that return a mean, for validation.
-        batch_weight: what a batch counts; its samples, unless given.
-        callbacks: instead of the one that prints. trackers: names, besides metrics.jsonl, or trackers.
+        config: a dict, a YAML or JSON file, or command-line words (sys.argv[1:]). It overrides keywords.
+        data: a dataset or a Loader.
+        validation: a dataset.
+        loss: a name, or a function of (output, target) that returns a mean. None: the model returns its loss.
+        optimizer: a name, a class, a function of the parameters, or an optimizer.
+        scheduler: a name, a function of the optimizer, or a scheduler. It steps after each optimizer step.
+        metrics: functions of (output, target) by name. Each returns a mean over a validation batch.
+        batch_weight: a function that returns the weight of a batch (default: its number of samples).
+        callbacks: replace the default callback, which prints.
+        trackers: names or trackers, in addition to metrics.jsonl.
+        collate: a function that makes a batch from a list of samples.
         """
         by_name = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler}
         named: dict[str, Any] = {
@@ -135,7 +139,7 @@ class TorchTrainer:
 
     @property
     def config(self) -> TrainerOptions:
-        """The settings, by itwinai's name."""
+        """The settings, under itwinai's name."""
         return self.options
 
     @property
@@ -144,7 +148,7 @@ class TorchTrainer:
 
     @property
     def current_epoch(self) -> int:
-        """Number of the epoch under way, from 0; itwinai's name."""
+        """Number of the current epoch, from 0, under itwinai's name."""
         return self.progress.epoch
 
     @property
@@ -168,7 +172,7 @@ class TorchTrainer:
         return self.progress.step
 
     def __getattr__(self, name: str) -> Any:
-        """Explain names of itwinai's trainer that this one does not have."""
+        """Raise AttributeError. Attributes that only itwinai's trainer has get a hint."""
         why = explain_missing(name)
         raise AttributeError(
             f"{type(self).__name__} has no attribute {name!r}" + (f"; hint: {why}" if why else "")
@@ -178,17 +182,20 @@ class TorchTrainer:
     def laid_out(self) -> LaidOutModel:
         return self.parts.laid_out
 
-    # What people override.
+    # Methods that users override.
 
     def create_model_loss_optimizer(self) -> None:
-        """Set self.model and self.loss; self.optimizer and self.scheduler may be set, or stay functions."""
+        """Set self.model and self.loss.
+
+        An override may also set self.optimizer and self.scheduler, or leave them as functions.
+        """
         self.model = make_model(self.model)
         self.loss = make_loss(self.loss)
 
     def create_dataloaders(self, *args: Any, **kwargs: Any) -> None:
         """Set self.train_dataloader and self.validation_dataloader.
 
-        An override takes nothing, or itwinai's train_dataset, validation_dataset and test_dataset.
+        An override takes no arguments, or itwinai's train_dataset, validation_dataset and test_dataset.
         """
         names = ("train_dataset", "validation_dataset", "test_dataset")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -199,12 +206,12 @@ class TorchTrainer:
         )
 
     def train_step(self, batch: Any, batch_idx: int) -> Any:
-        """The mean loss of a micro-batch; the trainer computes gradients, and steps."""
-        del batch_idx  # for those who override this
+        """Return the mean loss of a micro-batch. The trainer computes the gradients and steps."""
+        del batch_idx  # used by overrides
         return self._forward(batch)[0]
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        """The mean loss of a batch, or (loss, metrics)."""
+        """Return the mean loss of a batch, or (loss, metrics)."""
         loss, output, target = self._forward(batch)
         metrics = self.compute_metrics(
             true=target,
@@ -216,7 +223,7 @@ class TorchTrainer:
         return loss, metrics
 
     def test_step(self, batch: Any, batch_idx: int) -> Any:
-        """Return the same as `validation_step`, for the test data of `execute`."""
+        """Return the same as `validation_step`, for the test data passed to `execute`."""
         return self.validation_step(batch, batch_idx)
 
     def compute_metrics(
@@ -227,12 +234,12 @@ class TorchTrainer:
         batch_idx: int | None = None,
         stage: str = "train",
     ) -> dict[str, Any]:
-        """Return the value of each of `metrics` for a batch; returned from a step, they are logged."""
+        """Return the value of each of `metrics` for a batch. Metrics that a step returns are logged."""
         del logger_step, batch_idx, stage
         return {name: metric(pred, true) for name, metric in self.metrics.items()}
 
     def set_epoch(self) -> None:
-        """Begin the epoch `current_epoch`: step self.lr_scheduler, if it is set.
+        """Start the epoch `current_epoch` by stepping self.lr_scheduler, if it is set.
 
         The trainer calls this before each epoch's first step, and after a resume within an epoch.
         """
@@ -243,15 +250,15 @@ class TorchTrainer:
             self.lr_scheduler.step()
 
     def complete_metrics(self, metrics: dict[str, float]) -> dict[str, float]:
-        """The metrics of a whole validation; add what is a function of them, such as perplexity."""
+        """Return the metrics of a whole validation. Override it to add derived ones, such as perplexity."""
         return metrics
 
     def identity(self) -> dict[str, str]:
-        """What a checkpoint must have in common with this training to be gone on with, as users call it."""
+        """Return what must match in a checkpoint to resume from it. The keys appear in error messages."""
         return {"the optimizer": type(self.optimizer).__name__}
 
     def _forward(self, batch: Any) -> tuple[Any, Any, Any]:
-        if self.loss is None:  # the model returns its own
+        if self.loss is None:  # the model returns its loss
             output = self.model(**batch) if isinstance(batch, Mapping) else self.model(batch)
             loss = (
                 output["loss"] if isinstance(output, Mapping) else getattr(output, "loss", output)
@@ -261,16 +268,19 @@ class TorchTrainer:
         output = self.model(inputs)
         return self.loss(output, target), output, target
 
-    # What people call.
+    # Methods that users call.
 
     def fit(self) -> TrainResult:
-        """Train until the end, from the newest checkpoint if there is one; the same result on every rank."""
+        """Train to the end and return the result, which is the same on every rank.
+
+        Resumes from the newest checkpoint if there is one.
+        """
         set_up(self)
         try:
             self._notify("on_start")
             self.parts.attributes.refuse_late_parts()
             self.parts.callback_states.deliver()
-            if not self._is_early_stop_due:  # of a run that had stopped early, and is started again
+            if not self._is_early_stop_due:  # true when a run that stopped early is started again
                 self._train()
         except BaseException as error:
             self.parts.close(ok=isinstance(error, Preempted))
@@ -286,7 +296,7 @@ class TorchTrainer:
     def execute(
         self, train_dataset: Any = None, validation_dataset: Any = None, test_dataset: Any = None
     ) -> TrainResult:
-        """`fit`, as itwinai calls it; datasets given here are used instead of the constructor's."""
+        """Run `fit` under itwinai's name. Datasets given here replace those of the constructor."""
         if train_dataset is not None:
             self.train_dataset = train_dataset
         if validation_dataset is not None:
@@ -301,17 +311,17 @@ class TorchTrainer:
         return result
 
     def stop(self) -> None:
-        """End after one of the next steps, on every rank, with a checkpoint."""
+        """Stop with a checkpoint after one of the next steps, on every rank."""
         self.parts.signals.propose(END, self.progress.step - 1)
 
     def share_buffers(self) -> None:
-        """Copy rank 0's buffers of the model and the loss to every rank; every rank must call it."""
+        """Copy rank 0's buffers of the model and the loss to every rank. Call it on every rank."""
         self.laid_out.share_buffers()
         if isinstance(self.loss, nn.Module):
             self.laid_out.share_buffers(self.loss)
 
     def evaluate(self, data: Any) -> dict[str, float]:
-        """Metrics of the model over a dataset or an EvalLoader; every rank must call it, after `fit`."""
+        """Return the model's metrics over a dataset or an EvalLoader. Call it on every rank, after `fit`."""
         return self._evaluate(data, self.validation_step)
 
     def log(
@@ -322,12 +332,12 @@ class TorchTrainer:
         step: int | None = None,
         batch_idx: int | None = None,
     ) -> None:
-        """Send a number of rank 0 to the trackers, as itwinai's trainers do."""
+        """Send a number from rank 0 to the trackers, as in itwinai's trainers."""
         del batch_idx
         if kind != "metric":
             raise SpecError(
                 f"self.log was given {identifier!r} of kind {kind!r}",
-                hint="trackers take metrics; write other things to files in trainer.parts.folder",
+                hint="trackers accept only metrics; write other items to files in trainer.parts.folder",
             )
         self.parts.trackers.log(
             {identifier: item}, step=self.progress.step if step is None else step
@@ -346,7 +356,7 @@ class TorchTrainer:
             self.laid_out.reshard()
         return self.complete_metrics(metrics)
 
-    # The loop. One turn is one optimizer step, on every rank.
+    # The loop. Each iteration is one optimizer step on every rank.
 
     def _train(self) -> None:
         parts = self.parts
@@ -380,7 +390,7 @@ class TorchTrainer:
                 self.set_epoch()
 
     def _steps(self) -> Iterator[Any]:
-        """The steps that are left, each with the time that its data took."""
+        """Yield the remaining steps and log how long the data of each took."""
         first = self.progress.step
         steps = self.train_dataloader.steps(start=first, stop=self.total_steps)
         while True:
@@ -394,7 +404,7 @@ class TorchTrainer:
                 self.parts.saver.prepare()
 
     def _loss(self, batch: Any, batch_idx: int) -> tuple[torch.Tensor, dict[str, Any]]:
-        """The loss of a micro-batch, and the other metrics that `train_step` returned."""
+        """Return the loss of a micro-batch and the other metrics that `train_step` returned."""
         returned = self.train_step(batch, batch_idx)
         if batch_idx == 0 and self.progress.step == (self.parts.resumed_from or 0):
             self._refuse_gradients()
@@ -405,19 +415,20 @@ class TorchTrainer:
             metrics = read_metrics(returned)
             loss = metrics.pop("loss", None)
             if isinstance(returned, tuple) and len(returned) == 2:
-                loss = returned[0]  # its metrics may have a "loss" too, detached
+                loss = returned[0]  # the metrics may also contain a detached "loss"
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shown = f"of {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{loss!r:.40}"
             raise SpecError(
                 f"{type(self).__name__}.train_step returned a loss {shown}",
-                hint="return a tensor with one number, the mean over the batch; or (loss, metrics)",
+                hint="return a tensor with one number, the mean over the batch, or (loss, metrics)",
             )
         return (loss.reshape(()) if loss.dim() else loss), metrics
 
     def _refuse_gradients(self) -> None:
-        """Steps of itwinai's trainer also move the weights; here the trainer does, once for all ranks.
+        """Refuse a `train_step` that computed gradients itself.
 
-        Parameters of a further optimizer are the user's to step.
+        Steps of itwinai's trainer also update the weights. Here the trainer does that once for all ranks.
+        Parameters of a further optimizer are exempt, because the user steps them.
         """
         others = {
             parameter
@@ -429,13 +440,13 @@ class TorchTrainer:
         own = (p for p in self.laid_out.model.parameters() if p not in others)
         if any(p.grad is not None for p in own):
             raise SpecError(
-                f"{type(self).__name__}.train_step has computed gradients itself",
-                hint="let it return the loss, without zero_grad, backward and step: the trainer does these",
+                f"{type(self).__name__}.train_step computed gradients itself",
+                hint="return the loss without calling zero_grad, backward or step; the trainer calls them",
             )
 
     @property
     def _is_within_epoch(self) -> bool:
-        """True if a resumed training has done some of the steps of its epoch."""
+        """True if a resumed training is partway through an epoch."""
         loader, step = self.train_dataloader, self.progress.step
         if not loader.has_length:
             return bool(step)
@@ -473,7 +484,7 @@ class TorchTrainer:
         return is_epoch or (isinstance(every, int) and self.progress.step % every == 0)
 
     def _save(self, step: Any, *, is_best: bool, block: bool) -> None:
-        """Save after this step. `block` waits until the checkpoint is whole: the process ends then."""
+        """Save after this step. `block` waits until the checkpoint is complete, as the process ends then."""
         parts, progress = self.parts, self.progress
         if not self.options.saves:
             return
@@ -494,7 +505,10 @@ class TorchTrainer:
             self._notify("on_saved", step)
 
     def _validate(self) -> bool:
-        """Validate; True if it is the best so far. Asks for the end where it has not improved for long."""
+        """Validate and return whether the result is the best so far.
+
+        Also flags an early stop after too many validations without improvement.
+        """
         metrics = self.evaluate(self.validation_dataloader)
         self.progress.validation = metrics
         self.parts.log.validation_done(metrics)

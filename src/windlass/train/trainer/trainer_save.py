@@ -1,8 +1,8 @@
-"""Progress of a training, and what its checkpoints hold besides the state of the objects.
+"""Progress of a training, and the contents of its checkpoints besides the state of the objects.
 
-`Saver` knows the settings and the state, not the trainer; `Checkpoints` writes the files. The facts of a
-checkpoint are the progress and what the order of samples depends on, so that a resume that cannot be exact
-logs a warning.
+`Saver` knows the settings and the state, not the trainer. `Checkpoints` writes the files. The facts of a
+checkpoint are the progress and the settings that the order of samples depends on. If a resume cannot be
+exact, they let it log a warning.
 
 Modules that a subclass keeps as attributes are neither trained nor saved. That is right for a frozen teacher,
 and wrong for a loss with parameters or a running mean of the weights. `AttributeChecks` warns of those two.
@@ -40,18 +40,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class TrainProgress:
-    """Progress of a run after its last step; only the trainer changes it."""
+    """Progress of a run after its last step. Only the trainer changes it."""
 
     step: int = 0  # optimizer steps done
     epoch: int = 0  # epochs done
     best: float | None = None
     best_step: int | None = None
     bad_validations: int = 0  # in a row
-    num_skipped: int = 0  # steps left out for their gradients
-    validation: dict[str, float] = field(default_factory=dict)  # the last one's
+    num_skipped: int = 0  # steps skipped because of their gradients
+    validation: dict[str, float] = field(default_factory=dict)  # metrics of the last validation
 
     def judge(self, value: float, *, mode: str) -> bool:
-        """Note a validation; True if it is the best so far. What is not a number never is."""
+        """Record a validation and return whether it is the best so far. NaN and Inf never are."""
         is_best = math.isfinite(value) and (
             self.best is None or (value < self.best if mode == "min" else value > self.best)
         )
@@ -71,7 +71,7 @@ class TrainProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """Result of a training; the same on every rank."""
+    """Result of a training, which is the same on every rank."""
 
     step: int
     epoch: int
@@ -80,10 +80,12 @@ class TrainResult:
     best: float | None
     best_step: int | None
     num_skipped: int
-    resumed_from: int | None  # the step of the checkpoint that this process went on from
+    resumed_from: int | None  # step of the checkpoint that this process resumed from
     folder: str  # <out>/<run>
     is_stopped_early: bool = False
-    test: dict[str, float] = field(default_factory=dict)  # of test data that `execute` was given
+    test: dict[str, float] = field(
+        default_factory=dict
+    )  # metrics of the test data passed to `execute`
 
 
 class AttributeChecks:
@@ -101,25 +103,25 @@ class AttributeChecks:
             if self._steppers.get(name) is not value:
                 raise SpecError(
                     f"self.{name} was set after {type(self._trainer).__name__}'s parts were made, "
-                    "so the trainer does not use it and checkpoints do not have it",
+                    "so the trainer does not use it and checkpoints do not contain it",
                     hint="set it in create_model_loss_optimizer",
                 )
 
     def warn_of_modules(self) -> None:
-        """Warn once of each module that gets gradients in vain, or changes without being saved."""
+        """Warn once about each module that changes unsaved, or gets gradients but has no optimizer."""
         for name, module in self._modules():
             if _count_changes(module) != self._changes.setdefault(name, _count_changes(module)):
                 self._warn_once(
                     name,
-                    "changes while it trains, and checkpoints do not have it",
+                    "changes during training, but checkpoints do not contain it",
                     "keep it in a callback with state_dict and load_state_dict",
                 )
             if self._is_trained_in_vain(module):
                 self._warn_once(
                     name,
-                    "has parameters that get gradients, and no optimizer trains them",
-                    "set self.loss to it or make it part of the model; "
-                    "requires_grad_(False) if it is not to learn",
+                    "has parameters that get gradients, but no optimizer trains them",
+                    "set self.loss to it or make it part of the model, or call "
+                    "requires_grad_(False) if it should not learn",
                 )
 
     def _modules(self) -> Iterator[tuple[str, nn.Module]]:
@@ -153,7 +155,7 @@ class AttributeChecks:
 
 
 def _count_changes(module: nn.Module) -> int:
-    """Return how often the tensors of a module's state were written to."""
+    """Return how often the tensors of a module's state were written."""
     tensors = [*module.parameters(), *module.buffers()]
     return sum(tensor._version for tensor in tensors if not tensor.is_inference())  # noqa: SLF001
 
@@ -175,9 +177,9 @@ class Saver:
     ) -> None:
         """Save `state` and `later`.
 
-        later: entries that checkpoints of earlier versions lack; such a checkpoint still loads.
-        order: what the order of the samples is a function of.
-        identity: what a checkpoint must have in common with this training to be loaded.
+        later: entries that checkpoints of earlier versions lack. Such a checkpoint still loads.
+        order: settings that determine the order of the samples.
+        identity: values that must match those in a checkpoint.
         """
         self._checkpoints = checkpoints
         self._state = {**state, **later}
@@ -205,8 +207,8 @@ class Saver:
         """Load the newest checkpoint. Return its progress, or None if there is no checkpoint."""
         resume = self._options.resume or self._is_restart()
         if self._options.saves:
-            self._checkpoints.claim(fresh=not resume)  # now, not after the first hour
-        else:  # trackers write to the folder in any case
+            self._checkpoints.claim(fresh=not resume)  # fail now, not at the first save
+        else:  # trackers write to the folder even without checkpoints
             self._checkpoints.refuse_foreign()
         self._safe_step = self._checkpoints.safe_step
         if not resume:
@@ -231,7 +233,7 @@ class Saver:
         self.run_ids = dict(facts.get("run_ids") or {})
         self._rates = {name: facts.get(name, rate) for name, rate in self._rates.items()}
         if not loaded.is_rng_restored or facts.get("shape", str(self._shape)) != str(self._shape):
-            # of other ranks; the same on ranks that share layers
+            # The old states belong to other ranks. Ranks that share layers derive the same states.
             derive_rng(
                 seed=self._options.seed,
                 step=loaded.step,
@@ -242,37 +244,39 @@ class Saver:
         return progress
 
     def _refuse_others(self, facts: Mapping[str, Any], step: int) -> None:
-        """Refuse a checkpoint of another training; an old one may not say of which it is."""
+        """Refuse a checkpoint of another training. Old checkpoints may lack the identity and pass."""
         saved = facts.get("identity") or {}
         for name, now in self._identity.items():
             if saved.get(name, now) != now:
                 raise SpecError(
-                    f"{name} was another when step {step} was saved: {saved[name]}, and is {now} now",
+                    f"{name} was {saved[name]} when step {step} was saved, but is {now} now",
                     hint=FROM_SCRATCH,
                 )
 
     def _warn_of_entries(self, loaded: frozenset[str], saved: frozenset[str], step: int) -> None:
-        """Warn of state that a checkpoint lacks, and of state in it that nothing takes."""
+        """Warn of state that a checkpoint lacks, and of saved state that is not used."""
         for name in sorted(self._later - loaded):
-            logger.warning("step %d has no state of %s, which begins anew", step, _describe(name))
+            logger.warning(
+                "step %d has no state of %s, which starts from scratch", step, _describe(name)
+            )
         for name in sorted(saved - self._state.keys()):
             logger.warning("the state of %s in step %d is not used", _describe(name), step)
 
     def _warn_of_changes(self, saved: Mapping[str, Any], step: int) -> None:
         """Warn of settings that make a resume inexact."""
         for settings, consequence in (
-            (self._order, "samples come in another order"),
-            (self._rates, "the optimizer goes on with what it was saved with"),
+            (self._order, "samples come in a different order"),
+            (self._rates, "the optimizer keeps the saved value"),
         ):
             for name, now in settings.items():
                 if name in saved and saved[name] != now:
                     logger.warning(
-                        "%s was %s when step %d was saved and is %s now: %s",
+                        "%s was %s when step %d was saved but is %s now: %s",
                         *(name, saved[name], step, now, consequence),
                     )
 
     def _is_restart(self) -> bool:
-        """Return whether an earlier attempt of this job saved last; its checkpoint is always resumed."""
+        """Return whether an earlier attempt of this job saved last. Its checkpoint is always resumed."""
         job = read_launch_id(os.environ)
         is_restart = bool(job) and self._context.attempt > 0
         is_own = is_restart and self._checkpoints.newest_facts.get("job") == job
@@ -305,7 +309,7 @@ class Saver:
         self._checkpoints.mark_best(step, value)
 
     def take_safe_step(self) -> int | None:
-        """Return the step of a checkpoint that is whole since the last call; always None except on rank 0."""
+        """Return the step of a checkpoint completed since the last call, or None. Other ranks get None."""
         step = self._checkpoints.safe_step
         if step is None or step == self._safe_step or not self._context.is_main:
             return None
@@ -313,7 +317,7 @@ class Saver:
         return step
 
     def prepare(self) -> None:
-        """Do in advance what would make the first save slow."""
+        """Do the slow preparations of the first save in advance."""
         if self._options.saves and not self._shape.is_deepspeed:
             self._checkpoints.prepare(self._state)
 
@@ -322,11 +326,11 @@ class Saver:
 
 
 def _describe(entry: str) -> str:
-    """Name an entry of a state as users call it."""
+    """Return the name of a state's entry as users know it."""
     return f"self.{entry[4:]}" if entry.startswith("own.") else f"the {entry}"
 
 
 def read_launch_id(environ: Mapping[str, str]) -> str:
-    """What all attempts of one start have in common, by Windlass or torchrun; empty where nothing tells."""
+    """Return the id that all attempts of one launch share, by Windlass or torchrun, or an empty string."""
     job = environ.get(names.JOB_ID) or environ.get(names.TORCHELASTIC_RUN_ID, "")
-    return "" if job == "none" else job  # torchrun's word where nobody named the run
+    return "" if job == "none" else job  # torchrun's default for a run without an id

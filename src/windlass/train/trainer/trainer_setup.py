@@ -1,12 +1,12 @@
-"""Makes the parts of a training in their order: model, layout, optimizer, data, checkpoint, trackers, meters.
+"""Parts of a training, made in order: model, layout, optimizer, data, checkpoint, trackers, meters.
 
-Called by `TorchTrainer.fit` once; the loop needs nothing else. The order matters: weights are drawn from
-the same seed on every rank, optimizers are made from parameters that are laid out, and a checkpoint is
+`TorchTrainer.fit` calls `set_up` once, and the loop needs nothing else. The order matters. Weights are drawn
+from the same seed on every rank. Optimizers are made from parameters that are laid out. A checkpoint is
 loaded into both.
 
-Loaders are made from datasets, from Loaders, or from torch's DataLoaders, which are taken apart. Ranks that
-share layers (tp) read the same samples, so the rank and the world size of a loader are those of the data,
-not of the job.
+Loaders are made from datasets, Loaders, or torch's DataLoaders, which are taken apart. Ranks that share
+layers (tp) read the same samples. A loader therefore gets a data rank and the number of data ranks, not those
+of the job.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ if TYPE_CHECKING:
 
 _OF_WORKERS = ("worker_init_fn", "multiprocessing_context", "prefetch_factor", "timeout")
 _HINT = (
-    "give the dataset itself, which the trainer shuffles and cuts over the ranks, or an iterable dataset "
+    "give the dataset itself, which the trainer shuffles and splits over the ranks, or an iterable dataset "
     "that yields samples in the order you want"
 )
 logger = logging.getLogger(__name__)
 
-_LAST_SAVE_S = 120.0  # after an error: other ranks, whose shares are waited for, may be gone
+_LAST_SAVE_S = 120.0  # after an error, other ranks may be gone and never write their shares
 
 
 def make_loader(data: Any, trainer: TorchTrainer) -> Loader:
-    """The loader of the training data."""
+    """Return the loader of the training data."""
     if isinstance(data, Loader):
         return data
     if data is None:
@@ -94,7 +94,7 @@ def make_loader(data: Any, trainer: TorchTrainer) -> Loader:
     }
     if isinstance(data, DataLoader):
         settings |= _take_apart(data) | {
-            "batch": (data.batch_size or 1) * trainer.shape.data_ranks,  # as torch counts: per rank
+            "batch": (data.batch_size or 1) * trainer.shape.data_ranks,  # torch counts per rank
             "shuffle": _is_shuffled(data),
             "drop_last": data.drop_last,
         }
@@ -103,13 +103,13 @@ def make_loader(data: Any, trainer: TorchTrainer) -> Loader:
 
 
 def make_eval_loader(data: Any, trainer: TorchTrainer) -> EvalLoader | None:
-    """A loader that gives every sample once, over all ranks; None without data."""
+    """Return a loader that yields every sample once over all ranks, or None without data."""
     if data is None or isinstance(data, EvalLoader):
         return data
     if isinstance(data, Mapping):
         raise SpecError(
-            f"the data to validate is a {type(data).__name__} of {', '.join(map(str, data)) or 'nothing'}",
-            hint="give one dataset; call trainer.evaluate() for others in a callback's on_validation",
+            f"the validation data is a {type(data).__name__} of {', '.join(map(str, data)) or 'nothing'}",
+            hint="give one dataset, and call trainer.evaluate() for others in a callback's on_validation",
         )
     options = trainer.options
     settings = _settings(trainer)
@@ -132,15 +132,15 @@ def _settings(trainer: TorchTrainer) -> dict[str, Any]:
 
 
 def _take_apart(loader: Any) -> dict[str, Any]:
-    """What a DataLoader was told besides its batch and its order."""
+    """Return a DataLoader's settings, except for its batch size and its order."""
     if loader.batch_size is None:
         raise SpecError(
-            "a DataLoader without a batch size, or with a batch_sampler, cannot be taken apart",
+            "the trainer cannot take apart a DataLoader without a batch size or with a batch_sampler",
             hint=_HINT,
         )
     if not isinstance(loader.dataset, IterableDataset) and not _takes_each_once(loader.sampler):
         raise SpecError(
-            f"the samples that {type(loader.sampler).__name__} chooses would not be those of the training",
+            f"the trainer would not use the samples that {type(loader.sampler).__name__} chooses",
             hint=_HINT,
         )
     options = {name: getattr(loader, name) for name in _OF_WORKERS}
@@ -152,21 +152,21 @@ def _take_apart(loader: Any) -> dict[str, Any]:
 
 
 def _takes_each_once(sampler: Any) -> bool:
-    """Whether an epoch has every sample once; one that chooses must not be left out silently."""
+    """Return whether an epoch has every sample once. Other samplers must not be dropped silently."""
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
     return type(sampler) in (SequentialSampler, DistributedSampler)
 
 
 def _is_shuffled(loader: Any) -> bool:
-    """Whether a DataLoader was told to mix its samples; in which way is ours, by the seed."""
+    """Return whether a DataLoader shuffles. The trainer then shuffles in its own order, by the seed."""
     sampler = loader.sampler
     return bool(getattr(sampler, "shuffle", isinstance(sampler, RandomSampler)))
 
 
 @dataclass(slots=True, kw_only=True)
 class TrainerParts:
-    """What the loop works with."""
+    """Parts of a training that the loop works with."""
 
     laid_out: LaidOutModel
     update: StepUpdate
@@ -177,15 +177,15 @@ class TrainerParts:
     folder: str
     best_metric: str
     resumed_from: int | None
-    schedule_unit: str  # what the scheduler steps after: "step", "epoch" or "validation"
+    schedule_unit: str  # when the scheduler steps: after each "step", "epoch" or "validation"
     callback_states: CallbackStates
     attributes: AttributeChecks
 
     def read_best_metric(self, metrics: Mapping[str, float]) -> float:
         if not metrics:
             raise SpecError(
-                "nothing in the validation data counts: every batch weighs 0",
-                hint="look at its labels, and at batch_weight",
+                "every batch of the validation data has weight 0",
+                hint="check the labels of the data, and batch_weight",
             )
         if self.best_metric not in metrics:
             raise SpecError(
@@ -195,7 +195,7 @@ class TrainerParts:
         return metrics[self.best_metric]
 
     def close(self, *, ok: bool) -> None:
-        """Wait for a checkpoint that is being written, and end the trackers' runs."""
+        """Wait for a checkpoint that is being written, then end the trackers' runs."""
         self.saver.close(timeout_s=None if ok else _LAST_SAVE_S)
         self.trackers.close(ok=ok)
 
@@ -205,7 +205,7 @@ def set_up(trainer: TorchTrainer) -> None:
     context, options = trainer.context, trainer.options
     laid_out = _lay_out(trainer)
     _create_dataloaders(trainer)
-    trainer.train_dataloader = make_loader(trainer.train_dataloader, trainer)  # torch's, perhaps
+    trainer.train_dataloader = make_loader(trainer.train_dataloader, trainer)  # may be torch's
     trainer.validation_dataloader = make_eval_loader(trainer.validation_dataloader, trainer)
     _check_early_stop(trainer)
     trainer.total_steps = _count_steps(trainer)
@@ -238,7 +238,7 @@ def set_up(trainer: TorchTrainer) -> None:
         context=context,
         shape=trainer.shape,
         order={"seed": options.seed, "batch": loader.batch, "num_samples": loader.num_samples},
-        identity=trainer.identity(),  # once: files may be looked into
+        identity=trainer.identity(),  # called once, because it may read files
     )
     if (progress := saver.load()) is not None:
         trainer.progress = progress
@@ -280,9 +280,9 @@ def _update_type(trainer: TorchTrainer) -> type[StepUpdate]:
 
 
 def _lay_out(trainer: TorchTrainer) -> LaidOutModel:
-    """The model over the ranks, and its optimizer."""
+    """Lay the model out over the ranks and make its optimizer."""
     options = trainer.options
-    derive_rng(seed=options.seed, step=0, rank=0, world_size=0)  # alike on every rank
+    derive_rng(seed=options.seed, step=0, rank=0, world_size=0)  # the same on every rank
     trainer.create_model_loss_optimizer()
     refuse_attributes(trainer)
     if isinstance(trainer.loss, nn.Module):
@@ -315,35 +315,35 @@ def _lay_out(trainer: TorchTrainer) -> LaidOutModel:
         )
     check_optimizer(trainer.optimizer)
     check_further(further, trainer.optimizer, laid_out.model, trainer.loss)
-    if not is_training:  # from_pretrained; else modules keep the modes that the user gave them
+    if not is_training:  # from_pretrained returns eval mode. Otherwise the user's modes stay.
         laid_out.module.train()
     return laid_out
 
 
 def _check_further_ranks(trainer: TorchTrainer, further: Mapping[str, Any]) -> None:
-    """Refuse further optimizers on several ranks: nothing averages the gradients that they step with."""
+    """Refuse further optimizers on several ranks, because no code averages their gradients."""
     names = [name for name, value in further.items() if isinstance(value, Optimizer)]
     if names and (trainer.context.world_size > 1 or trainer.shape.is_deepspeed):
         raise SpecError(
-            f"{type(trainer).__name__} has a further optimizer, self.{names[0]}, and there are "
-            f"{trainer.context.world_size} ranks, over which its gradients would not be averaged",
+            f"{type(trainer).__name__} has a further optimizer, self.{names[0]}, but "
+            f"{trainer.context.world_size} ranks do not average its gradients",
             hint="train with one rank, or use one optimizer with a parameter group for each part",
         )
 
 
 def _make_scheduler(trainer: TorchTrainer) -> str:
-    """Make trainer.scheduler; return what it steps after: "step", "epoch" or "validation"."""
+    """Make trainer.scheduler and return when it steps, "step", "epoch" or "validation"."""
     options = trainer.options
     if trainer.lr_scheduler is not None:
         if trainer.scheduler != "constant" or options.warmup:
             raise SpecError(
-                f"{type(trainer).__name__} has set self.lr_scheduler, and scheduler or warmup is given",
-                hint="self.lr_scheduler steps at each epoch's start, scheduler after each step: take one",
+                f"{type(trainer).__name__} sets self.lr_scheduler, but scheduler or warmup is given too",
+                hint="self.lr_scheduler steps at the start of each epoch, scheduler after each step; use one",
             )
         trainer.scheduler, unit = trainer.lr_scheduler, "epoch"
         if isinstance(trainer.lr_scheduler, ReduceLROnPlateau):
             raise SpecError(
-                "self.lr_scheduler is a ReduceLROnPlateau, which waits for a metric",
+                "self.lr_scheduler is a ReduceLROnPlateau, which needs a metric",
                 hint="set self.scheduler, which steps it after each validation",
             )
         return unit
@@ -358,7 +358,7 @@ def _make_scheduler(trainer: TorchTrainer) -> str:
 
 
 def _further_state(trainer: TorchTrainer) -> dict[str, Any]:
-    """State that checkpoints of earlier versions do not have: the loss's, and further optimizers'."""
+    """Return state that earlier versions did not save, of the loss and of further optimizers."""
     further: dict[str, Any] = {
         f"own.{name}": value for name, value in find_further(trainer).items()
     }
@@ -373,8 +373,8 @@ def _lay_out_with_deepspeed(trainer: TorchTrainer) -> LaidOutModel:
     for name in ("checkpoint_activations", "compile", "blocks"):
         if getattr(options, name):
             raise SpecError(
-                f"strategy deepspeed does not go with {name}",
-                hint="use ddp or fsdp, or leave it out",
+                f"strategy deepspeed does not support {name}",
+                hint=f"use ddp or fsdp, or remove {name}",
             )
     from windlass.train.trainer.deepspeed_engine import lay_out_with_deepspeed, load_deepspeed
 
@@ -427,13 +427,13 @@ def _check_early_stop(trainer: TorchTrainer) -> None:
         return
     if trainer.validation_dataloader is None or options.validate_every is None:
         raise SpecError(
-            f"early_stop={options.early_stop} counts validations, and there are none",
-            hint="give data for validation and validate_every, or leave early_stop out",
+            f"early_stop={options.early_stop} counts validations, but there are none",
+            hint="give validation data and validate_every, or remove early_stop",
         )
 
 
 def _warn_of_missing_validation(trainer: TorchTrainer) -> None:
-    """Warn if the training ends within its first epoch, so that validation data are of no use."""
+    """Warn if the training ends within its first epoch, so that the validation data are not used."""
     is_wanted = trainer.validation_dataloader is not None
     if not is_wanted or trainer.options.validate_every != "epoch":
         return
@@ -442,8 +442,8 @@ def _warn_of_missing_validation(trainer: TorchTrainer) -> None:
     in_epoch, total = trainer.train_dataloader.steps_per_epoch, trainer.total_steps
     if total < in_epoch and trainer.context.is_main:
         logger.warning(
-            "an epoch has %d steps, and this training %d: it is not validated; validate_every=N is "
-            "every N steps, and at the end",
+            "an epoch has %d steps but this training only %d, so it is not validated; hint: validate_every=N "
+            "validates every N steps and at the end",
             *(in_epoch, total),
         )
 
@@ -452,14 +452,14 @@ def _warn_of_nothing_to_train(trainer: TorchTrainer) -> None:
     step = trainer.progress.step
     if step > trainer.total_steps and trainer.context.is_main:
         logger.warning(
-            "this run is at step %d already, and was to end at %d: nothing is trained; more steps or "
-            "epochs go on, another run begins anew",
+            "this run is already at step %d, past its end at %d, so nothing is trained; hint: give more "
+            "steps or epochs to continue, or another run name to start from scratch",
             *(step, trainer.total_steps),
         )
 
 
 def _count_steps(trainer: TorchTrainer) -> int:
-    """Optimizer steps in all: what is reached first, if both steps and epochs are given."""
+    """Return the number of optimizer steps. With both steps and epochs, the smaller one counts."""
     options = trainer.options
     if options.epochs is None and options.steps is not None:
         return options.steps
@@ -468,7 +468,7 @@ def _count_steps(trainer: TorchTrainer) -> int:
 
 
 def find_folder(trainer: TorchTrainer) -> str:
-    """<out>/<run>: a path, or a URL as it was given."""
+    """Return <out>/<run>, as an absolute path or as the given URL."""
     options = trainer.options
     if options.out is not None and "://" in options.out:
         return f"{options.out.rstrip('/')}/{options.run}"
