@@ -131,7 +131,7 @@ def test_a_stream_to_which_nobody_listens_is_ended(monkeypatch):
         staying.say(AttendCall(id=call))
         verdict = (await staying.hear(CallEnded, id=call)).verdict
         assert verdict.kind is FailureKind.CANCELLED
-        assert verdict.message == "nobody listened to its stream any more"
+        assert verdict.message == "no client listened to its stream any more"
 
     serve_calls(story)
 

@@ -124,9 +124,8 @@ class OneWorld:
         if late := self.unseen():
             return _name(late)
         missing = set(last.seats) - set(here)
-        if (
-            not missing or self.own in last.seats
-        ):  # this lead ran that attempt and has recorded each loss
+        # the lead of that attempt has recorded each loss itself
+        if not missing or self.own in last.seats:
             return ""
         is_lead_alone = all(seat.index == 0 for seat in missing)
         until_s = self._lead_until_s if is_lead_alone else self._world_until_s

@@ -1,8 +1,8 @@
-"""The lead of warm nodes: takes calls from clients, in order, and runs one at a time on the worlds it keeps.
+"""Lead of a compute: runs the calls of all clients on warm nodes, one at a time.
 
-The rule: calls run in the order in which they came, whoever asked, one at a time; each waits for the ranks of
-the one before to be gone. While nothing is asked, a spare world of the last shape waits with its ranks
-forked. What a client may ask is `agent.lead.calls.call_server`; ranks and processes are the nodes' business.
+Calls run in the order of arrival, for all clients. Each waits until the ranks of the previous call are
+gone. While no call runs, a spare world of the last shape waits with its ranks forked.
+`agent.lead.calls.call_server` handles client requests. Nodes manage ranks and processes.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ _ABANDONED_S = 10.0
 
 
 class CallLead:
-    """One compute, from the first node that joins until somebody ends it or nobody has called for long.
+    """Lead of one compute, from the first node that joins until a client ends it or it is inactive.
 
-    `projects` are node 0's own; `keeps_logs` those of other nodes, where they do not share a folder.
+    `projects` are those of node 0. With `keeps_logs`, the lead stores the logs of other nodes, because
+    they do not share its folder.
     """
 
     def __init__(
@@ -119,11 +120,11 @@ class CallLead:
             idle_s=lambda: self.queue.idle_s,
             end=lambda why: self.end(FailureKind.TIMEOUT, why),
         )
-        self.record: dict[str, Any] = {}  # what was deployed here, to be called by name
+        self.record: dict[str, Any] = {}  # callables deployed here, to be called by name
         self._handlers = self._make_handlers(ready_nodes, stores)
 
     def _make_handlers(self, ready_nodes: ReadyNodes, stores: Stores) -> Handlers:
-        """What nodes say, and who takes it: the parts of this lead, or the lead itself."""
+        """Return the handlers for messages from nodes."""
         return {
             **NodeNews(self.nodes, self._status_writer).handlers,
             **ready_nodes.handlers,
@@ -140,7 +141,7 @@ class CallLead:
 
     @property
     def plan(self) -> Plan:
-        """On the nodes that there should be now."""
+        """Plan with the nodes expected now."""
         return self.nodes.plan
 
     @property
@@ -150,7 +151,7 @@ class CallLead:
     # -- the compute's life --------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until it is ended; afterwards the status is final."""
+        """Run calls until the compute ends. Afterwards the status is final."""
         self._status_writer.set_phase(Phase.RUNNING, names.REASON_READY, "waiting for calls")
         self.inactivity.check()
         while (why := self.stop.verdict) is None:
@@ -162,7 +163,7 @@ class CallLead:
                 await self._runner.run(call)
             except WindlassError as error:
                 self._refuse(call, error.message)
-            except Exception as error:  # a fault of ours must not end the compute
+            except Exception as error:  # a bug in the lead must not end the compute
                 logger.exception("call %s", call.id)
                 self._refuse(call, f"the lead failed: {error!r}")
             finally:
@@ -179,7 +180,7 @@ class CallLead:
     def end(
         self, kind: FailureKind, message: str, *, now: bool = False, signum: int = signal.SIGTERM
     ) -> None:
-        """Somebody wants the compute to end."""
+        """Request the end of the compute, with `signum` for the ranks."""
         verdict = make_job_verdict(self.plan, kind, message, at_s=time.time())
         self.stop.ask(verdict, now=now, signum=signum)
         self._changed.set()
@@ -190,11 +191,11 @@ class CallLead:
             call.end()
 
     async def leave(self) -> None:
-        """This node is told to stop: its calls are lost with it, and nodes end their ranks."""
+        """Do nothing. When this node stops, its calls are lost and nodes end their ranks."""
 
     @property
     def has_lost_nodes(self) -> bool:
-        """Whether a lead that comes after this one waits for its farewell: calls go on with any nodes."""
+        """False, because calls can run on any nodes and a later lead needs no farewell."""
         return False
 
     # -- nodes ---------------------------------------------------------------------------------
@@ -202,23 +203,23 @@ class CallLead:
     def join(
         self, index: int, send: SendBody, about: JoinLead, *, ship: Ship | None = None
     ) -> None:
-        """A node is there."""
+        """Add a node that has joined."""
         self.nodes.join(index, send, about, ship)
         self._clusters.check()
 
     def receive(self, index: int, message: Message, body: bytes = b"") -> None:
-        """Something a node says."""
+        """Process a message from a node."""
         self._handlers[type(message)](index, message, body)
         self._changed.set()
 
     def lose(self, index: int, why: str = "", *, parting: Parting = Parting.CLOSED) -> None:
-        """A node is gone, and with it its ranks of every world."""
+        """Record the loss of a node and of its ranks in every world."""
         if self.worlds.lose(index, why, parting) is not None and self.queue.current is not None:
             self.queue.current.lose_node(index, why)
         self._clusters.lose_node(index)
 
     def _lose_cluster(self, cluster: Cluster, kind: FailureKind, what: str, node: int) -> None:
-        """The cluster that worlds use is gone: so are they, and the call that runs on one."""
+        """Give up the worlds that used a lost cluster, and the call that runs on one."""
         for world in self.worlds.all():
             if world.meeting is cluster:
                 world.is_alive = False
@@ -233,23 +234,23 @@ class CallLead:
             call.end()
 
     def part(self, index: int) -> None:
-        """The ranks of a node that leaves are dead, as it says itself."""
+        """Record a leaving node's report that its ranks are dead."""
         self.lose(index)
 
     def hear_farewell(self, seat: Seat, _memory: LeadHandover | None) -> None:
-        """A node that had been out of sight ends for good, and has no ranks."""
+        """Record that an unreachable node has ended permanently and has no ranks."""
         self.nodes.part(seat)
 
     def scale(self, num_nodes: int) -> None:
-        """So many nodes from now on; pods are ended by whoever made them."""
+        """Set the number of nodes. Pods are not ended here, because their creator does that."""
         self.pool.scale(num_nodes, ends_others=not self._keeps_logs)
 
     # -- calls ---------------------------------------------------------------------------------
 
     def ask(self, call: Call) -> None:
-        """Queue a call. One that kept ranks can take at once is theirs before this returns.
+        """Queue a call, or send it immediately to kept ranks that can take it.
 
-        Such a call never meets the queue, unless something goes wrong with it.
+        A call sent immediately bypasses the queue unless it fails.
         """
         self.history.add(call)
         call.timer = self._start_timer(call)
@@ -264,11 +265,11 @@ class CallLead:
             call.tell_waiting(CallQueued(id=call.id, ahead=len(ahead), first=ahead[0].id))
 
     def abandon(self, call: Call) -> None:
-        """Nobody listens to a stream any more: it is ended, unless somebody comes back to it."""
+        """Cancel a stream without listeners, unless one returns within 10 s."""
 
         def look() -> None:
             if not call.listeners:
-                self.cancel(call, "nobody listened to its stream any more")
+                self.cancel(call, "no client listened to its stream any more")
 
         asyncio.get_running_loop().call_later(_ABANDONED_S, look)
 
@@ -280,7 +281,7 @@ class CallLead:
         kind: FailureKind = FailureKind.CANCELLED,
         signum: int = signal.SIGTERM,
     ) -> None:
-        """End a call, wherever it is; its compute stays."""
+        """End a queued or running call. The compute stays."""
         if call.is_final:
             return
         if call.stop is None:
@@ -313,9 +314,9 @@ class CallLead:
         if is_wanted or message.state is RankState.RAISED:
             call.pass_on(answer)
         if has_ended:
-            call.tell_unsaid(ends=True)
-            self._runner.end(call, None, is_told=True)
-            if call.on_trouble is not None:  # it never met the queue
+            call.tell_unsent(ends=True)
+            self._runner.end(call, None, is_reported=True)
+            if call.on_trouble is not None:  # it bypassed the queue
                 call.stop_timer()
                 self.queue.end_current()
 
@@ -333,7 +334,7 @@ class CallLead:
                 call.tell_answer(listener, item)
 
     async def _keep_pace(self, call: Call) -> None:
-        """Have a stream go on once all its readers have caught up: what they lack is held here."""
+        """Resume a stream once all its readers have caught up, because unread items are held here."""
         for listener in list(call.listeners):
             await listener.catch_up()
         world = self._runner.world_of(call)
@@ -342,10 +343,11 @@ class CallLead:
 
     def _take_log(self, index: int, message: RankPrinted, body: bytes) -> None:
         call = self.queue.current
-        is_heard = call is not None and not call.is_final  # else its clients ask something else
-        if call is not None and is_heard and message.call in ("", call.id):
+        is_live = call is not None and not call.is_final  # then clients expect other replies
+        if call is not None and is_live and message.call in ("", call.id):
             call.tell(CallPrinted(id=call.id, rank=message.rank), body)
-        if message.rank < 0:  # of what runs at the time, or ran last: it may come after the answer
+        if message.rank < 0:
+            # output of the running call, or of the last one if it arrives after the answer
             started = call or self.history.last_started
             if started is not None and started.attempt is not None:
                 number = started.attempt.number
@@ -354,13 +356,13 @@ class CallLead:
             keep_log(self._status_writer.folder, message.world, message.rank, body)
 
     def _take_end(self, _index: int, message: RankEnded, _body: bytes) -> None:
-        """A rank's process ended before it answered, or while it was kept."""
+        """Record that a rank's process ended before it answered, or while it was kept."""
         self.worlds.lose_rank(message.outcome.attempt)
         if (call := self.queue.current) is not None:
             call.lose_rank(message.outcome, given=message.given, answered=message.answered)
 
     def _take_absence(self, index: int, message: WorldAbsent, _body: bytes) -> None:
-        """A node was given a call for ranks that it does not have."""
+        """Record that a node got a call for ranks that it does not have."""
         self.worlds.lose_rank(message.world)
         call = self.queue.current
         if call is not None and call.attempt is not None and call.attempt.number == message.world:

@@ -1,7 +1,7 @@
-"""One call on the ranks of a world: from the world that can take it to the last of its ranks that is gone.
+"""Runs one call on the ranks of a world, from the choice of the world until its ranks are gone.
 
-Waits for what the call needs and for what its ranks answer. Whose turn it is, and what is heard, is
-`agent.lead.calls.call_lead`.
+Waits for what the call needs and for the answers of its ranks. `agent.lead.calls.call_lead` decides whose
+turn it is and processes messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from windlass.wire.status import FailureKind, Verdict, make_job_verdict
 
 
 class CallRunner:
-    """Runs calls, one at a time. `lose` gives a node up that does not end its ranks."""
+    """Runner of calls, one at a time. Calls `lose` for a node that does not end its ranks."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class CallRunner:
         self._lose = lose
 
     async def run(self, call: Call) -> None:
-        """The whole call; a second time where it came to ranks that were gone."""
+        """Run the whole call, and run it a second time if its ranks were gone before it reached them."""
         try:
             await self._run_once(call)
             if not call.is_final:
@@ -61,9 +61,9 @@ class CallRunner:
             call.stop_timer()
 
     async def _run_once(self, call: Call) -> None:
-        """Run it on ranks. It has not ended where those that waited for it were gone: none has seen it."""
+        """Run the call once. It stays unfinished if its ranks were gone before it reached them."""
         world = self.world_of(call) or self._pool.find(call)
-        if world is None and call.attempt is not None:  # it went with its ranks
+        if world is None and call.attempt is not None:  # its ranks are lost
             self.end(call, call.stop or call.attempt.make_verdict())
             return
         if world is None:
@@ -99,31 +99,31 @@ class CallRunner:
             return None
 
     def _send_back(self, call: Call) -> None:
-        """Have the client say it again with what makes its object; one that nobody listens to fails."""
-        if not call.listeners or call.asked.detach:  # those that listen to that one cannot
+        """Ask the client to repeat the call with the object's constructor. Fail a call without listeners."""
+        if not call.listeners or call.asked.detach:  # listeners of a detached call cannot repeat it
             why = f"the object of {call.asked.name} is gone with the processes that held it"
             kind = FailureKind.START_FAILED
             call.stop = make_job_verdict(self._nodes.plan, kind, why, at_s=time.time())
             return
         call.tell(CallAgain(id=call.id, make=True, has=call.asked.project.digest))
         self._history.forget(call)
-        call.state = CallState.CANCELLED  # here: it comes again
+        call.state = CallState.CANCELLED  # only in this lead, because the client repeats the call
 
     def world_of(self, call: Call) -> World | None:
-        """Where it runs, if it does."""
+        """Return the world that runs a call, if any."""
         return None if call.attempt is None else self._worlds.get(call.attempt.number)
 
     def dispatch(self, world: World, call: Call) -> None:
-        """Give a call to the ranks of a world; with a payload in a file, it only starts."""
+        """Start a call and send it to the ranks of a world. A payload in a file is sent later."""
         call.start(world.number, world.plan)
-        if call.is_told_to_wait:
+        if call.is_wait_reported:
             call.tell(CallStarted(id=call.id))
         if not call.file:
             self._worlds.send(world, self._make_order(world, call), call.body)
 
     def _make_order(self, world: World, call: Call) -> RunCall:
         asked = call.asked
-        before, is_told = world.version, world.meeting is world.met
+        before, has_met = world.version, world.meeting is world.met
         world.version, world.met = asked.version, world.meeting
         return RunCall(
             id=call.id,
@@ -136,19 +136,19 @@ class CallRunner:
             reload=bool(world.slot) and asked.version != before,
             is_watched=asked.is_watched,
             sources=asked.sources,
-            meeting={} if is_told else self._pool.meet(world),
+            meeting={} if has_met else self._pool.meet(world),
             part=world.meeting.next_part() if world.meeting else 0,
         )
 
     # -- the end of a call ---------------------------------------------------------------------
 
     async def _break_off(self, world: World, call: Call) -> None:
-        """A rank failed, or somebody ended the call: the others are ended too."""
+        """End the other ranks after a failure or a request to stop the call."""
         attempt = call.attempt
         if attempt is None:
             return
         if world.slot and world.is_alive and call.stop is None:
-            # ranks that are kept are given the chance to fail together, and stay
+            # kept ranks that all fail within this time stay alive
             await self._changed.until(lambda: attempt.is_done, timeout_s=2 * SETTLE_S)
         await attempt.hear_cause(
             self._changed,
@@ -167,15 +167,15 @@ class CallRunner:
             verdict = call.stop
         self.end(call, verdict)
 
-    def end(self, call: Call, verdict: Verdict | None, *, is_told: bool = False) -> None:
-        """It ends so; `is_told`: its clients know already."""
+    def end(self, call: Call, verdict: Verdict | None, *, is_reported: bool = False) -> None:
+        """End a call with a verdict. With `is_reported`, its clients know it already."""
         if call.is_final:
             return
-        call.settle(verdict, is_told=is_told)
+        call.settle(verdict, is_reported=is_reported)
         self._history.settle(call)
 
     async def _tidy(self, world: World, call: Call) -> None:
-        """After a call: its ranks are gone before the next one starts, and a spare world waits for it."""
+        """Wait until the ranks of a finished call are gone, so that the next call can start."""
         if world.slot and world.is_alive:
             return
         self._pool.dismiss(world, now=False)

@@ -1,7 +1,7 @@
-"""One call as the lead knows it: what was asked, who listens, what ranks answered, how it ended.
+"""State of one call in the lead: the request, its listeners, the answers of ranks, and the verdict.
 
-And as others see it: its status in the form of a job's, and what its ranks printed. Gives no orders.
-Which calls are kept, and for how long, is `agent.lead.calls.call_queue`.
+Also builds the status of a call, in the form of a job status, and reads the output of its ranks. Sends no
+orders. `agent.lead.calls.call_queue` decides which calls are kept, and for how long.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SMALL_BYTES = 64 << 10
 _KEPT_ITEM_BYTES = 16 << 20
 
 
-Said = TypeVar("Said", CallAnswer, CallItem)
+RankMessage = TypeVar("RankMessage", CallAnswer, CallItem)
 _PHASES = {
     CallState.QUEUED: Phase.PENDING,
     CallState.RUNNING: Phase.RUNNING,
@@ -55,10 +55,10 @@ _PHASES = {
 
 
 @dataclass(slots=True)
-class RankAnswer(Generic[Said]):
-    """What one rank answered, or yields: its message, and its payload, in memory or in the message's file."""
+class RankAnswer(Generic[RankMessage]):
+    """Answer or yielded item of one rank. The payload is in memory or in the file that the message names."""
 
-    message: Said
+    message: RankMessage
     body: bytes = b""
 
     @property
@@ -71,7 +71,7 @@ class RankAnswer(Generic[Said]):
 
 
 class CallListener:
-    """A client that is told of a call as it goes; frames leave in the order they came."""
+    """Client that gets the messages of a call as they occur, in order."""
 
     def __init__(self, link: Link, *, is_remote: bool) -> None:
         self.link = link
@@ -80,7 +80,7 @@ class CallListener:
         self._task: asyncio.Task[None] | None = None
 
     def tell(self, message: Message, body: bytes = b"", file: str = "") -> None:
-        """Say something; its payload may be in a file, which goes ahead by parts to other machines."""
+        """Send a message. A payload in a file is sent first, in parts, to clients on other machines."""
         if self._waiting or (file and self._is_remote):
             self._waiting.append((message, body, file))
             if self._task is None or self._task.done():
@@ -89,7 +89,7 @@ class CallListener:
             self.link.send(message.replaced(file=file) if file else message, body)
 
     async def catch_up(self) -> None:
-        """Until what was told has left, or nobody is there to read it."""
+        """Wait until all messages are sent or the client is gone."""
         if self._task is not None:
             await asyncio.wait({self._task})
         with contextlib.suppress(OSError):
@@ -100,7 +100,7 @@ class CallListener:
             while self._waiting:
                 message, body, file = self._waiting[0]
                 if file:
-                    # an item that another one has read is gone
+                    # another listener may have read and deleted the file of an item
                     with contextlib.suppress(FileNotFoundError):
                         await send_parts(self.link, file, file)
                         self.link.send(message.replaced(payload=file), body)
@@ -115,7 +115,7 @@ class CallListener:
 
 @dataclass(slots=True)
 class Call:
-    """One call, from the frame that asked for it to its last answer."""
+    """One call, from its request to its last answer."""
 
     id: str
     asked: CallProfile
@@ -129,23 +129,22 @@ class Call:
     ended_at_s: float | None = None
     state: CallState = CallState.QUEUED
     attempt: Attempt | None = None
-    unreached: set[int] = field(default_factory=set)  # ranks that were gone before it came to them
+    unreached: set[int] = field(default_factory=set)  # ranks gone before the call reached them
     answers: dict[int, RankAnswer[CallAnswer]] = field(default_factory=dict)
     items: list[RankAnswer[CallItem]] = field(default_factory=list)
     item_bytes: int = 0
     unread: list[str] = field(default_factory=list)  # files of items that are no longer kept
-    unsaid: list[RankAnswer[CallAnswer]] = field(
-        default_factory=list
-    )  # small ones, told together at the end
+    # small answers, sent together at the end
+    unsent: list[RankAnswer[CallAnswer]] = field(default_factory=list)
     verdict: Verdict | None = None
-    is_told_to_wait: bool = False  # then its start is told, too
-    stop: Verdict | None = None  # somebody ended it: cancel, timeout
-    stop_signal: int = signal.SIGTERM  # how its ranks hear of that
+    is_wait_reported: bool = False  # if so, its start is reported, too
+    stop: Verdict | None = None  # set when it is cancelled or times out
+    stop_signal: int = signal.SIGTERM  # signal that its ranks get then
     listeners: list[CallListener] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    timer: asyncio.TimerHandle | None = None  # of its time limit
-    pacing: asyncio.Future[None] | None = None  # of a stream
-    on_trouble: Callable[[Call], None] | None = None  # for one that nobody waits for
+    timer: asyncio.TimerHandle | None = None  # for its time limit
+    pacing: asyncio.Future[None] | None = None  # flow control of a stream
+    on_trouble: Callable[[Call], None] | None = None  # for a call that bypassed the queue
 
     @property
     def is_final(self) -> bool:
@@ -156,34 +155,34 @@ class Call:
         self.attempt = Attempt(number, world)
 
     def may_start_again(self, world: World) -> bool:
-        """Whether all its ranks were gone before it came to them, and others can take their place.
+        """Return whether all its ranks were gone before the call reached them and can be replaced.
 
-        Not if they were forked for it: others would do no better. Nor if their object is gone, and the
-        client that could make it anew.
+        Ranks forked for this call are not replaced, because new ones would do no better. Neither are ranks
+        that held an object if the call is detached, because only its client could recreate the object.
         """
         is_unseen = self.attempt is not None and len(self.unreached) == self.attempt.num_ranks
         can_make = not world.instance or not self.asked.detach
         return is_unseen and can_make and self.stop is None and world.made_for != self.id
 
     def start_again(self) -> None:
-        """As before its first start."""
+        """Reset the call to its state before the first start."""
         self.state, self.attempt = CallState.QUEUED, None
         self.unreached.clear()
         self.over.clear()
-        self.on_trouble = None  # whoever starts it again waits for it
+        self.on_trouble = None  # the runner waits for it now
 
     def yielded(self, answer: RankAnswer[CallItem]) -> None:
-        """A rank has yielded something; a client that comes later gets the last ones, as many as are kept."""
+        """Keep an item that a rank yielded. Clients that connect later get the last items, up to 16 MiB."""
         self.items.append(answer)
         self.item_bytes += answer.num_bytes
         while self.item_bytes > _KEPT_ITEM_BYTES and len(self.items) > 1:
             oldest = self.items.pop(0)
             self.item_bytes -= oldest.num_bytes
-            if oldest.file:  # a listener may be slow: the one that reads it removes it
+            if oldest.file:  # kept for a slow listener, which removes the file
                 self.unread = [path for path in (*self.unread, oldest.file) if exists(path)]
 
     def answered(self, answer: RankAnswer[CallAnswer]) -> None:
-        """A rank has answered; the first failure and the last answer end the call."""
+        """Record the answer of a rank. The first failure and the last answer end the call."""
         if self.attempt is None:
             return
         message = answer.message
@@ -199,17 +198,18 @@ class Call:
         self.add(outcome)
 
     def add(self, outcome: Outcome) -> None:
-        """How a rank ended its part."""
+        """Record how a rank ended its part of the call."""
         if self.attempt is not None:
             self.attempt.add(outcome, exited=True)
             if outcome.is_failure or self.attempt.is_done:
                 self.end()
 
     def lose_rank(self, outcome: Outcome, *, given: str, answered: str) -> None:
-        """A rank's process is gone, with the call it was given last, and the one it answered last.
+        """Record the loss of a rank's process.
 
-        It counts for this call if that is on the rank's world and was not answered by it: also where the
-        rank was gone before the call came, of which its node cannot know that it matters.
+        `given` is the last call that the rank got, and `answered` the last one it answered. The loss counts
+        if this call runs on the rank's world and the rank has not answered it. It also counts if the rank
+        was gone before the call arrived, because its node did not know of the call then.
         """
         attempt = self.attempt
         if attempt is None or outcome.attempt != attempt.number or answered == self.id:
@@ -219,13 +219,13 @@ class Call:
         self.add(outcome)
 
     def lose_node(self, index: int, why: str) -> None:
-        """A node is gone, or has nothing of the ranks that this call was for."""
+        """Record that a node is lost or does not have the ranks of this call."""
         if self.attempt is not None:
             for outcome in list(self.attempt.lose_node(index, why)):
                 self.add(outcome)
 
     def end(self) -> None:
-        """There is nothing more to wait for, or no reason to."""
+        """Stop the wait for answers, because the call is complete or has to stop."""
         self.over.set()
         if self.on_trouble is not None and not self.has_returned:
             self.on_trouble(self)
@@ -241,14 +241,14 @@ class Call:
 
     @property
     def has_returned(self) -> bool:
-        """Whether every rank has, and none failed."""
+        """True if all ranks have returned and none failed."""
         attempt = self.attempt
         return attempt is not None and attempt.is_done and not attempt.has_failure
 
     def tell_answer(
         self, listener: CallListener, answer: RankAnswer[CallAnswer] | RankAnswer[CallItem]
     ) -> None:
-        """One rank's answer, or one of the things it yields."""
+        """Send a listener the answer of a rank or an item that it yielded."""
         message = answer.message
         result = CallResult(id=self.id, rank=message.rank, sizes=message.sizes, at_s=message.at_s)
         if isinstance(message, CallAnswer):
@@ -258,51 +258,51 @@ class Call:
         listener.tell(result, answer.body, answer.file)
 
     def pass_on(self, answer: RankAnswer[CallAnswer]) -> None:
-        """Tell all listeners, small ones together at the end."""
+        """Send an answer to all listeners. Small answers are sent together at the end."""
         if answer.file or len(answer.body) > _SMALL_BYTES:
             for listener in self.listeners:
                 self.tell_answer(listener, answer)
         else:
-            self.unsaid.append(answer)
+            self.unsent.append(answer)
 
     def tell_waiting(self, message: Message) -> None:
-        """What it waits for, to all listeners."""
-        self.is_told_to_wait = True
+        """Report to all listeners what the call waits for."""
+        self.is_wait_reported = True
         self.tell(message)
 
-    def tell_unsaid(self, *, ends: bool = False) -> None:
-        """Tell those that waited in one frame, which is the end of a call that went well, too."""
-        unsaid, self.unsaid = self.unsaid, []
-        if unsaid or ends:
-            answers = [answer.message for answer in unsaid]
+    def tell_unsent(self, *, ends: bool = False) -> None:
+        """Send the collected small answers in one frame, which also ends a successful call."""
+        unsent, self.unsent = self.unsent, []
+        if unsent or ends:
+            answers = [answer.message for answer in unsent]
             results = CallResults(id=self.id, ends=ends, answers=answers)
-            self.tell(results, b"".join([answer.body for answer in unsaid]))
+            self.tell(results, b"".join([answer.body for answer in unsent]))
 
     def tell_end(self, listener: CallListener) -> None:
         listener.tell(CallEnded(id=self.id, state=self.state, verdict=self.verdict))
 
-    def settle(self, verdict: Verdict | None, *, is_told: bool) -> None:
-        """It ends so: tell whoever listens, unless they know, and let go of what it brought."""
+    def settle(self, verdict: Verdict | None, *, is_reported: bool) -> None:
+        """Set the result, report it to listeners unless `is_reported`, and release the payload."""
         self.verdict, self.ended_at_s = verdict, time.time()
-        self.tell_unsaid()
+        self.tell_unsent()
         if verdict is None:
             self.state = CallState.RETURNED
         else:
             is_cancelled = verdict.kind is FailureKind.CANCELLED
             self.state = CallState.CANCELLED if is_cancelled else CallState.FAILED
-        for listener in self.listeners if not is_told else ():
+        for listener in self.listeners if not is_reported else ():
             self.tell_end(listener)
         self.release()
 
     def release(self) -> None:
-        """What it brought is no longer needed."""
+        """Release the payload, which is no longer needed."""
         self.body, self.sync, self.constructor = b"", None, None
         forget(self.file)
         self.file = ""
 
 
 def make_call_status(call: Call, plan: Plan, ahead: int) -> JobStatus:
-    """What is known of a call now; `ahead` calls have to end before it can start."""
+    """Return the status of a call. `ahead` is the number of calls that must end before it can start."""
     world = call.attempt.world if call.attempt else None
     asked = call.asked.world
     return JobStatus(
@@ -317,7 +317,7 @@ def make_call_status(call: Call, plan: Plan, ahead: int) -> JobStatus:
         created_at_s=call.created_at_s,
         ended_at_s=call.ended_at_s,
         conditions=_explain(call, ahead),
-        ranks=tuple(_see(rank, call) for rank in make_ranks(world)) if world else (),
+        ranks=tuple(_set_state(rank, call) for rank in make_ranks(world)) if world else (),
         verdict=call.verdict,
     )
 
@@ -330,17 +330,20 @@ def _explain(call: Call, ahead: int) -> tuple[Condition, ...]:
     return (Condition(type=kind, reason=reason, message=what, since_s=call.created_at_s),)
 
 
-def _see(rank: RankStatus, call: Call) -> RankStatus:
+def _set_state(rank: RankStatus, call: Call) -> RankStatus:
     outcome = call.attempt.outcomes.get(rank.rank) if call.attempt else None
-    unheard = RankState.STOPPED if call.is_final else RankState.RUNNING
-    state = outcome.state if outcome else unheard
+    default = RankState.STOPPED if call.is_final else RankState.RUNNING
+    state = outcome.state if outcome else default
     return replace(rank, state=state)
 
 
 def read_call_logs(
     call: Call, folder: JobFolder, seen: Mapping[str, int]
 ) -> tuple[list[tuple[int, int, int]], bytes]:
-    """New records of each rank, one after another: rank, node and length of each, and the bytes."""
+    """Return the unread log lines of all ranks.
+
+    The first part of the result lists rank, node and length, and the second part is the joined bytes.
+    """
     if call.attempt is None:
         return [], b""
     files, pieces = [], []
