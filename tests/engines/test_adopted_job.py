@@ -148,7 +148,7 @@ def test_its_pods_lines_are_merged_by_time_and_taken_once(engine, cluster):
 def test_it_has_no_results(engine, cluster):
     put_job(cluster, "Succeeded")
     with pytest.raises(
-        NotOurs, match="was not made by Windlass: there is no plan of it, and no re"
+        NotOurs, match="was not made by Windlass: it has no plan and no re"
     ):
         engine.results(REF)
 

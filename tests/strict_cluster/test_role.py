@@ -98,7 +98,7 @@ def _meet_a_broken_submit(ground: Ground, move: Move) -> None:
     assert ground.api.delete(SECRETS, job.id)
     move("puzzled")
     other = wl.attach(str(job.ref))
-    with pytest.raises(wl.EngineError, match="broke off before it was complete"):
+    with pytest.raises(wl.EngineError, match="was interrupted before it was complete"):
         other.status()
     job.cancel(now=True)
     job.wait(30)

@@ -127,7 +127,7 @@ def test_a_submit_that_broke_off_before_its_secret_is_listed(engine, cluster, di
     engine.let_go(ref)
     cluster.put("secrets")
     (main,) = cluster.objects[dialect.kind.plural]
-    with pytest.raises(WindlassError, match="broke off before it was complete"):
+    with pytest.raises(WindlassError, match="was interrupted before it was complete"):
         engine.status(ref)  # somebody removed its Secret
     mark = {"metadata": {"annotations": {names.ANNOTATION_SUBMIT: "mark"}}}
     cluster.put(dialect.kind.plural, merge(main, mark))

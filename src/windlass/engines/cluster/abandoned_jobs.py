@@ -1,9 +1,9 @@
-"""Jobs that nobody needs: computes that are waited for by nobody, submits that broke off, and old ends.
+"""Abandoned jobs: computes without waiting clients, incomplete submits, and expired jobs.
 
-Those that wait for a compute say on its object until when it keeps its place; once it is up, that is taken
-off. A submit marks its object, and takes the mark off when it starts it. Where a kind has no time to live of
-its own, an annotation has it. No controller looks at any of these: whoever lists jobs or submits one next
-removes what is abandoned.
+A client that waits for a compute annotates its object with the time until which the compute keeps its
+place. The annotation is removed once the compute is up. A submit marks its object, and removes the mark
+when it starts the object. Kinds without a time to live of their own have it in an annotation. No
+controller reads these annotations. The next client that lists or submits jobs removes abandoned ones.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ HALF_SUBMITTED_S = 3600.0  # a submit takes seconds
 
 
 def list_main(api: Api, dialect: Dialect) -> list[dict[str, Any]]:
-    """The main objects of all jobs: one that has a compute's workers goes with its main object."""
+    """Return the main objects of all jobs, without the worker objects that they own."""
     bodies = api.list(dialect.kind, labels=names.LABEL_JOB)
     return [body for body in bodies if names.LABEL_FIRST_INDEX not in labels_of(body)]
 
 
 def may_be_live_compute(dialect: Dialect, body: Object) -> bool:
-    """Whether it is called what computes are called, and has not ended."""
+    """Return whether the object is labelled as a compute and has not ended."""
     work = annotations_of(body).get(names.ANNOTATION_WORK)
     return work == Calls().label and dialect.read_end(body) is None
 
 
 def is_abandoned(dialect: Dialect, body: Object, now_s: float) -> bool:
-    """Whether its place is not kept any more, and no pod of it has ever run."""
+    """Return whether a compute's deadline to keep its place has passed before any of its pods ran."""
     until = annotations_of(body).get(names.ANNOTATION_KEEP_PLACE, "")
     if not until.isdecimal() or now_s < int(until) or not may_be_live_compute(dialect, body):
         return False
@@ -51,9 +51,9 @@ def is_abandoned(dialect: Dialect, body: Object, now_s: float) -> bool:
 
 
 def is_half_submitted(dialect: Dialect, body: Object, now_s: float) -> bool:
-    """Whether its client went away before it was complete: it never starts.
+    """Return whether the submit of a job was interrupted, so that the job never starts.
 
-    One that somebody suspended later has lost its submit's mark; Kueue starts its own.
+    A job that was suspended later has lost its submit's mark. Kueue starts the jobs in its queues.
     """
     is_marked = names.ANNOTATION_SUBMIT in annotations_of(body)
     never_starts = ObjectPhase.HELD if dialect.start else ObjectPhase.WAITING
@@ -63,7 +63,7 @@ def is_half_submitted(dialect: Dialect, body: Object, now_s: float) -> bool:
 
 
 def make_half_status(dialect: Dialect, body: Object) -> JobStatus:
-    """Return the status of a job of which only the main object was made: there is no plan to read."""
+    """Return the status of a job that consists of only its main object, without a plan to read."""
     hold = make_half_submitted(created_s(body))
     job_id = read_job_id(body)
     return JobStatus(
@@ -79,7 +79,7 @@ def make_half_status(dialect: Dialect, body: Object) -> JobStatus:
 
 
 def is_expired(dialect: Dialect, body: Object, now_s: float) -> bool:
-    """Whether it ended longer ago than it is kept, where nothing in the cluster removes its kind."""
+    """Return whether the time to live of an ended job has passed, for kinds without one of their own."""
     ttl = annotations_of(body).get(names.ANNOTATION_TTL, "")
     end = dialect.read_end(body) if ttl.isdecimal() else None
     return end is not None and end.at_s is not None and now_s - end.at_s > int(ttl)
@@ -88,14 +88,14 @@ def is_expired(dialect: Dialect, body: Object, now_s: float) -> bool:
 def remove_abandoned(
     api: Api, dialect: Dialect, bodies: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Remove those that are abandoned, as they were seen; the others."""
+    """Remove abandoned jobs, unless they have changed since they were listed, and return the others."""
     now_s = time.time()
     left = []
     for body in bodies:
         why = (
-            "never started, and nobody waited for it any more"
+            "never started, and no client was waiting for it"
             if is_abandoned(dialect, body, now_s)
-            else "was never started: its submit broke off"
+            else "was never started: its submit was interrupted"
             if is_half_submitted(dialect, body, now_s)
             else ""
         )
@@ -108,7 +108,7 @@ def remove_abandoned(
 
 
 def sweep(api: Api, dialect: Dialect) -> None:
-    """Remove what is abandoned, for a client that has no other reason to list jobs."""
+    """Remove abandoned jobs, for a client that does not list jobs anyway."""
     with contextlib.suppress(ClusterError):
         remove_abandoned(api, dialect, list_main(api, dialect))
     if dialect.prerequisite is None:
@@ -116,7 +116,7 @@ def sweep(api: Api, dialect: Dialect) -> None:
     kind, now_s = dialect.prerequisite.kind, time.time()
     with contextlib.suppress(ClusterError):
         for body in api.list(kind, labels=names.LABEL_JOB):
-            # its main object never came, or it would have been given to it
+            # The mark means that no main object came to own it.
             is_marked = names.ANNOTATION_SUBMIT in annotations_of(body)
             if is_marked and now_s - created_s(body) > HALF_SUBMITTED_S:
                 _remove(api, kind, body)
@@ -126,9 +126,9 @@ def _remove(api: Api, kind: ObjectKind, body: Object) -> bool:
     about = body["metadata"]
     version = about.get("resourceVersion", "")
     try:
-        # as it was seen: somebody may have come to wait for it
+        # Only this version: a client may have started to wait for it.
         api.delete(kind, about["name"], uid=about["uid"], version=version)
     except ClusterError as error:
-        logger.debug("%s is abandoned, but stays: %s", about["name"], error)
+        logger.debug("could not remove the abandoned %s: %s", about["name"], error)
         return False
     return True

@@ -1,8 +1,8 @@
-"""Job that others made, with kubectl or an operator's own SDK: status and logs from its object and pods.
+"""Job made with kubectl or an operator's SDK: status and logs from its object and pods.
 
-There is no agent in it, so nothing is known of ranks, and there are no results. Its lines are those
-of its pods, merged by time; each is taken once, by the time at which it was written. Its dialect
-knows which pods are its own. Nothing is kept of it here.
+It has no agent, so its ranks are unknown and it has no results. Its log lines are those of its pods,
+merged by time. Timestamps identify lines that were read already. The dialect knows which pods belong
+to the job. Nothing about it is stored on this machine.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from windlass.wire.status import (
 
 logger = logging.getLogger(__name__)
 
-_EVERY_S = 1.0  # how often nodes are asked while somebody follows
-_OVERLAP_S = 30.0  # clocks of this machine and the nodes may differ by so much
+_EVERY_S = 1.0  # interval between requests while a client follows the logs
+_OVERLAP_S = 30.0  # largest expected difference between clocks of this machine and the nodes
 _MAX_BYTES = 64 << 20
 _SETTLE_S = 5.0
 _NODE_STATES: Mapping[str, NodeState] = MappingProxyType(
@@ -47,7 +47,7 @@ _NODE_STATES: Mapping[str, NodeState] = MappingProxyType(
 
 
 class AdoptedLogs:
-    """The lines of one job's pods that answer a query; a pod has one stream, and is one rank."""
+    """Lines of a job's pods that match a query. A pod counts as one rank with one stream."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class AdoptedLogs:
         self._find_pods = find_pods
         self._query = query
         self._container = container
-        self._read_s: dict[str, float] = {}  # the time of the last line of each pod
+        self._read_s: dict[str, float] = {}  # time of the last line, by pod name
         self._asked_s = -_EVERY_S
 
     def read_all(self) -> Iterator[LogLine]:
@@ -73,7 +73,7 @@ class AdoptedLogs:
         return self._read()
 
     def read_rest(self) -> list[LogLine]:
-        """What was written between the last look and the end."""
+        """Return the lines that were written since the last read."""
         return self._read()
 
     def _read(self) -> list[LogLine]:
@@ -105,11 +105,11 @@ class AdoptedLogs:
             )
         except Forbidden:
             raise
-        except ClusterError as error:  # it has not started, or is gone
+        except ClusterError as error:  # it has not started, or was deleted
             logger.debug("the log of %s: %s", pod, error)
             return []
         lines = []
-        for line in log.split(b"\n"):  # a carriage return draws over a line, and ends none
+        for line in log.split(b"\n"):  # a carriage return overwrites a line without ending it
             when, _, data = line.partition(b" ")
             at_s = read_line_time(when)
             if at_s is None or (last_s is not None and at_s <= last_s):
@@ -123,7 +123,7 @@ class AdoptedLogs:
 
 
 def find_adopted(api: Api, kinds: Sequence[Dialect], name: str) -> AdoptedJob | None:
-    """What others made under that name, of the first of these kinds that has one."""
+    """Return the adopted job with that name, of the first of these kinds that has one."""
     for dialect in kinds:
         with contextlib.suppress(NotFound, Forbidden):
             return AdoptedJob(api, dialect, name)
@@ -131,13 +131,15 @@ def find_adopted(api: Api, kinds: Sequence[Dialect], name: str) -> AdoptedJob | 
 
 
 class AdoptedJob:
-    """Two watches; `status` puts together what they have seen."""
+    """Job that Windlass did not make, seen through watches of its object and its pods."""
 
     def __init__(self, api: Api, dialect: Dialect, name: str) -> None:
         self._api = api
         self._name = name
         self._job: Object = api.get(dialect.kind, name)
-        self._numbers: dict[str, int] = {}  # of pods that have no index, by their names
+        self._numbers: dict[
+            str, int
+        ] = {}  # assigned indexes, by pod name, of pods without their own
         self._dialect = dialect = self._adopt(dialect)
         labels = dialect.adoption.pod_labels(name) if dialect.adoption else None
         self._watch = JobWatch(api, dialect, name, labels)
@@ -146,7 +148,7 @@ class AdoptedJob:
         self._watch.wait(_SETTLE_S)
 
     def _adopt(self, dialect: Dialect) -> Dialect:
-        """The dialect, as it numbers the pods of this object, which are not ours to end."""
+        """Return the dialect with the index rules of this object. Its pods must not be ended by us."""
         adoption = dialect.adoption
         if adoption is None:
             return dialect
@@ -158,30 +160,30 @@ class AdoptedJob:
             end_lost_pod=None,
         )
 
-    def cancel(self, *, now: bool, why: str, interrupt: bool) -> None:  # noqa: ARG002 - it has no lead
-        """Delete it, and with it its pods, which have their own grace. What has ended stays, with logs."""
+    def cancel(self, *, now: bool, why: str, interrupt: bool) -> None:  # noqa: ARG002 - there is no lead
+        """Delete the object and its pods, with their own grace period. An ended job stays, with its logs."""
         if self._dialect.read_end(self._watch.job or self._job) is not None:
             return
         self._cancelled_why = why or "cancelled by a client"
         self._api.delete(self._dialect.kind, self._name)
 
     def remove(self) -> None:
-        """Delete what has ended."""
+        """Delete the object of the ended job."""
         self._watch.close()
         self._api.delete(self._dialect.kind, self._name)
 
     def find_lead(self) -> str:
-        """Return the name of node 0's pod, or an empty string while it does not run."""
+        """Return the name of node 0's pod, or an empty string while it is not running."""
         return self._watch.snapshot().lead
 
     def hold_lease(self, held: bool) -> None:
-        """It lives as long as whoever made it wants."""
+        """Do nothing, since the job's lifetime is up to its owner."""
 
     def logs(self, query: LogQuery) -> AdoptedLogs:
         return AdoptedLogs(self._api, self._find_newest, query, container=self._dialect.container)
 
     def status(self) -> JobStatus:
-        """What is known now."""
+        """Return the current status from the watches."""
         job = self._watch.job
         self._job = job or self._job
         newest, end = self._find_newest(), self._dialect.read_end(self._job)
@@ -200,13 +202,13 @@ class AdoptedJob:
             nodes=tuple(_make_node(index, pod) for index, pod in sorted(newest.items())),
             timeline=self._find_moments(),
         )
-        adopted = self._say_adopted(phase, newest)
+        adopted = self._make_condition(phase, newest)
         if phase.is_final:
             return replace(status, conditions=(adopted,), verdict=self._judge(phase, end))
         return replace(status, conditions=(adopted, *self._blockers.read().conditions))
 
     def _find_newest(self) -> dict[int, Object]:
-        """The newest pod of each index."""
+        """Return the newest pod of each index, assigning free indexes to pods without one."""
         pods = sorted(self._watch.pods, key=lambda pod: (created_s(pod), name_of(pod)))
         indexes = [(self._dialect.index_of(pod), pod) for pod in pods]
         taken = {index for index, _ in indexes if index is not None}
@@ -248,7 +250,7 @@ class AdoptedJob:
         )
         return (Moment(name=MomentName.SUBMITTED, at_s=created_s(self._job)), *passed)
 
-    def _say_adopted(self, phase: Phase, newest: Mapping[int, Object]) -> Condition:
+    def _make_condition(self, phase: Phase, newest: Mapping[int, Object]) -> Condition:
         slip = self._dialect.adoption.find_slip(self._job) if self._dialect.adoption else ""
         pods = f"{_count_running(newest)} of {self._dialect.num_pods(self._job)} pods run; "
         return Condition(
@@ -260,7 +262,7 @@ class AdoptedJob:
         )
 
     def _judge(self, phase: Phase, end: ObjectEnd | None) -> Verdict | None:
-        """Why it ended, as far as its pods or its object tell."""
+        """Return the reason of the end, as far as the pods or the object report it."""
         if phase is Phase.SUCCEEDED:
             return None
         if phase is Phase.CANCELLED:

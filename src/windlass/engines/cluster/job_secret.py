@@ -1,10 +1,9 @@
-"""Secrets of a job on a cluster: its certificates, its files, and their copies in a folder here.
+"""Secrets of a job on a cluster: its certificates, its files, and their copies in a local folder.
 
-A job has a certificate authority of its own, and one certificate each for its nodes and its client.
-Clients that did not make a job read its Secrets back. For a job that was submitted from here, its
-folder keeps the authority: a Secret that holds another one was replaced by somebody, and is not
-used. The folder also records the cluster and the namespace. Imports `cryptography` only to make
-certificates.
+A job has a certificate authority (CA) of its own, and one certificate each for its nodes and its
+client. Other clients read them back from the job's Secret. The machine that submitted a job keeps the
+CA in the job's folder. A Secret with another CA was replaced, and is not used. The folder also records
+the cluster and the namespace. `cryptography` is imported only to make certificates.
 """
 
 from __future__ import annotations
@@ -52,15 +51,17 @@ if TYPE_CHECKING:
     from cryptography.x509.oid import ObjectIdentifier
 
 
-_BACKDATED_S = 86_400.0  # a node whose clock is behind must not find them "not yet valid"
+_BACKDATED_S = 86_400.0  # for nodes with a slow clock, which would see "not yet valid"
 _CLUSTER_FILE = "where.json"
-MAX_INPUT_BYTES = 750_000  # payload and bundle; what is larger goes over the link
-_QUEUE_S = 30 * 86400.0  # how long a job may wait for its pods before its certificates end
-_NO_LIMIT_S = 10 * 365 * 86400.0  # of what may run for ever: its keys live and die with its Secret
+MAX_INPUT_BYTES = 750_000  # of payload and bundle in a Secret, larger ones are uploaded
+_QUEUE_S = 30 * 86400.0  # time that certificates allow a job to wait for its pods
+_NO_LIMIT_S = (
+    10 * 365 * 86400.0
+)  # for jobs without a time limit, whose keys last as long as the Secret
 
 
 def make_certificates(job_id: str, *, now_s: float, valid_s: float) -> dict[str, bytes]:
-    """PEM files by name: ca.crt, node.crt, node.key, client.crt, client.key."""
+    """Return PEM files by name: ca.crt, node.crt, node.key, client.crt, client.key."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID as Use
 
@@ -93,12 +94,12 @@ def _span(now_s: float, valid_s: float) -> tuple[datetime, datetime]:
             hint="give the job a time limit above zero, or none",
         )
     try:
-        # whole seconds are all that a certificate holds
+        # Certificates store whole seconds.
         first = datetime.fromtimestamp(int(now_s - _BACKDATED_S), tz=timezone.utc)
         last = datetime.fromtimestamp(int(now_s + valid_s), tz=timezone.utc)
     except (OverflowError, ValueError, OSError) as error:
         raise SpecError(
-            f"certificates cannot be valid for {valid_s:g} s: that is beyond the calendar",
+            f"certificates cannot be valid for {valid_s:g} s: the end date is out of range",
             hint="give the job a shorter time limit",
         ) from error
     return first, last
@@ -225,7 +226,7 @@ def _key_pem(key: EllipticCurvePrivateKey) -> bytes:
 def make_cluster_folder(
     home: Path, api: Api, plan: Plan, payload: bytes | None, bundle: Path | None
 ) -> JobFolder:
-    """A job's folder below `home`, with its inputs; its plan last, since with that it is a job."""
+    """Create a job's folder below `home` with its inputs. The plan is last, since it makes it a job."""
     folder = JobFolder(home / plan.job_id)
     try:
         make_own(folder.path, below=home.parent, is_new=True)
@@ -237,7 +238,7 @@ def make_cluster_folder(
         write_atomically(folder.plan, render_plan(plan).encode())
     except FileExistsError as error:  # another process was faster
         raise EngineError(
-            f"there is a job {plan.job_id} already", hint="prepare it anew: an id is used once"
+            f"there is a job {plan.job_id} already", hint="prepare it again to get a new id"
         ) from error
     except OSError as error:
         raise EngineError(
@@ -248,13 +249,13 @@ def make_cluster_folder(
 
 
 def record_cluster(api: Api, folder: JobFolder) -> None:
-    """Note where a job is."""
+    """Record the context and the namespace of a job in its folder."""
     place = {"context": api.context, "namespace": api.namespace}
     (folder.path / _CLUSTER_FILE).write_text(json.dumps(place))
 
 
 def read_cluster(home: Path, job_id: str) -> dict[str, str]:
-    """Where a job is; empty texts for one that has no folder here."""
+    """Return the context and the namespace of a job, both empty if it has no folder here."""
     try:
         place: dict[str, str] = json.loads((home / job_id / _CLUSTER_FILE).read_text())
     except (OSError, ValueError):
@@ -263,17 +264,17 @@ def read_cluster(home: Path, job_id: str) -> dict[str, str]:
 
 
 def list_folders(home: Path) -> list[str]:
-    """The ids of jobs that have a folder here, newest first."""
+    """Return the ids of jobs that have a folder here, newest first."""
     places = sorted(home.glob(f"*/{_CLUSTER_FILE}"), key=lambda path: -path.stat().st_mtime)
     return [path.parent.name for path in places]
 
 
 class NotOurs(EngineError):
-    """An object of a dialect's kind that something else than Windlass made."""
+    """Raised for an object of a dialect's kind that Windlass did not make."""
 
 
 class BrokenSubmit(EngineError):
-    """A job whose client went away before all its objects were made: it will never start."""
+    """Raised for a job that never starts, because its submit was interrupted."""
 
     def __init__(self, message: str, *, hint: str, body: Object) -> None:
         super().__init__(message, hint=hint)
@@ -288,9 +289,9 @@ def make_files(
     is_export: bool = False,
     hidden: Mapping[str, str] = NO_HIDDEN,
 ) -> JobFiles:
-    """Return what the Secrets hold: plan, agent, training library, and the inputs if they are small.
+    """Return the contents of the Secrets: plan, agent, training library, and inputs if they are small.
 
-    An export has no byte code, and Secrets that `kubectl apply` can copy into an annotation.
+    An export has no byte code, and its Secrets are small enough for the annotation of `kubectl apply`.
     """
     own = {
         names.PLAN_FILE: render_plan(plan).encode(),
@@ -315,26 +316,26 @@ def _read_agent() -> bytes:
 
 
 def make_job_certificates(plan: Plan) -> dict[str, bytes]:
-    """A CA for this job alone, whose own key nobody keeps, and what it signed."""
+    """Return certificates from a new CA for this job. The key of the CA is not kept."""
     valid_s = _NO_LIMIT_S if plan.timeout_s is None else _QUEUE_S + plan.timeout_s
     return make_certificates(plan.job_id, now_s=plan.created_at_s, valid_s=valid_s)
 
 
 def pin(folder: JobFolder, certificates: Mapping[str, bytes]) -> None:
-    """Remember by what a job that is submitted from here will be known."""
+    """Keep the CA of a job that is submitted from here, to recognize the job later."""
     with keeping(folder):
         write_atomically(folder.path / CA_CRT, certificates[CA_CRT])
 
 
 def is_pinned(folder: JobFolder) -> bool:
-    """Whether the job was submitted from here."""
+    """Return whether the job was submitted from here."""
     return (folder.path / CA_CRT).exists()
 
 
 def fetch(
     api: Api, dialect: Dialect, ref: JobRef, folder: JobFolder
 ) -> tuple[Plan, Mapping[str, bytes]]:
-    """Plan and certificates of a job that somebody submitted, here or elsewhere, as a dialect's object."""
+    """Return the plan and the certificates of a job, whether it was submitted here or elsewhere."""
     try:
         data = api.get(SECRETS, ref.job_id).get("data") or {}
     except NotFound:
@@ -342,15 +343,15 @@ def fetch(
     files = {
         name: base64.b64decode(content)
         for name, content in data.items()
-        if not name.startswith(HIDDEN_KEY)  # for pods alone
+        if not name.startswith(HIDDEN_KEY)  # only for pods
     }
     if names.PLAN_FILE not in files:
         raise _not_found(api, dialect, ref)
     if is_pinned(folder) and (folder.path / CA_CRT).read_bytes() != files.get(CA_CRT):
         raise KeysReplaced(
             f"the keys of {ref.job_id} are not those that it was submitted with from here",
-            hint=f"somebody has replaced its Secret: kubectl describe secret {ref.job_id}; "
-            "do not use it, and submit it again",
+            hint=f"its Secret was replaced: kubectl describe secret {ref.job_id}; "
+            "do not use it, and submit the job again",
         )
     return read_plan(files[names.PLAN_FILE].decode()), files
 
@@ -361,7 +362,7 @@ def _not_found(api: Api, dialect: Dialect, ref: JobRef) -> EngineError:
         body = api.get(kind, dialect.make_name(ref.job_id))
     except NotFound:
         body = {}
-    # of two jobs' ids one name may be made
+    # Two job ids can map to the same object name.
     if not body or read_job_id(body) != ref.job_id:
         return JobNotFound(
             f"there is no job {ref.job_id!r} in namespace {api.namespace}",
@@ -369,11 +370,11 @@ def _not_found(api: Api, dialect: Dialect, ref: JobRef) -> EngineError:
         )
     if names.LABEL_JOB not in labels_of(body):
         return NotOurs(
-            f"the {kind.name} {ref.job_id} was not made by Windlass: there is no plan of it, and no result",
+            f"the {kind.name} {ref.job_id} was not made by Windlass: it has no plan and no result",
             hint=f"kubectl describe {kind.plural} {ref.job_id} shows what it is",
         )
     return BrokenSubmit(
-        f"the submit of {ref.job_id} broke off before it was complete",
-        hint=f"windlass rm {ref.job_id} removes what there is; then submit it again",
+        f"the submit of {ref.job_id} was interrupted before it was complete",
+        hint=f"windlass rm {ref.job_id} removes its objects; then submit it again",
         body=body,
     )

@@ -1,8 +1,8 @@
 """Submitting a job to a cluster: the steps, and carrying them out.
 
-What a submit does is one list of steps, which is pure: `create_objects` carries them out so that
-nothing is left when it breaks off, and an export prints them. A job's main object may be made from
-a prerequisite, which is read from the cluster first.
+A submit is one list of steps, and making that list is pure. `create_objects` carries the steps out
+and cleans up after a failure, and an export prints them. A job's main object may need a prerequisite,
+whose source is read from the cluster first.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from windlass.waiting import wait_until
 
 Object = dict[str, Any]
 
-_UNMARKED = {"annotations": {names.ANNOTATION_SUBMIT: None}}  # what is complete is marked no more
+_UNMARKED = {"annotations": {names.ANNOTATION_SUBMIT: None}}  # a complete object loses its mark
 logger = logging.getLogger(__name__)
 
 _KNOWN_S = 5.0
@@ -59,29 +59,28 @@ _KNOWN_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What objects hold that may come later than the first of them is made."""
+    """Contents of objects, which may become available after the first object is created."""
 
     files: Callable[[], JobFiles]
-    has_egress_policy: Callable[
-        [], bool
-    ]  # whether going out is forbidden to somebody in the namespace
-    source: Callable[[], Mapping[str, Any]] = dict  # what the prerequisite is made from
+    has_egress_policy: Callable[[], bool]  # whether a policy restricts egress from the job's pods
+    source: Callable[[], Mapping[str, Any]] = dict  # the object that the prerequisite is made from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One request: an object that is created, or a patch of one that is there."""
+    """One request that creates an object or patches an existing one."""
 
     kind: ObjectKind
     make: Callable[[Contents, Object | None], Object]
-    """The body, from the contents and a reference to its owner: the main object, once there is one, else
-    the lease."""
-    patches: str = ""  # the name of the object; empty: one is created
+    """Makes the body from the contents and a reference to its owner.
+
+    The owner is the main object or, before that exists, the lease."""
+    patches: str = ""  # name of the object to patch (default: create one)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitSteps:
-    """One after another; those of one stage may go at once."""
+    """Stages of a submit, in order. Steps of one stage can be sent concurrently."""
 
     lease: Step | None
     before: tuple[Step, ...]
@@ -91,7 +90,7 @@ class SubmitSteps:
 
 
 def make_steps(dialect: Dialect, plan: Plan, file_names: FileNames, submit: str) -> SubmitSteps:
-    """What must be there first, the main object, what belongs to it, its start."""
+    """Return the steps: what must exist first, the main object, its companions, and its start."""
     is_owned = owns_main(dialect, plan)
     main = Step(
         kind=dialect.kind,
@@ -99,7 +98,7 @@ def make_steps(dialect: Dialect, plan: Plan, file_names: FileNames, submit: str)
             dialect.render(plan, file_names, submit), owner if is_owned else None
         ),
     )
-    is_queued = bool(pod_of(plan).queue and dialect.start)  # Kueue starts its own
+    is_queued = bool(pod_of(plan).queue and dialect.start)  # Kueue starts the jobs in its queues
     started = {} if is_queued else dialect.start or {}
     loses_owner = is_owned and not keeps_lease(dialect, plan)
     metadata = {**_UNMARKED, "ownerReferences": None} if loses_owner else _UNMARKED
@@ -129,7 +128,7 @@ def _own(body: Object, owner: Object | None) -> Object:
 def _make_prerequisite(
     dialect: Dialect, plan: Plan, file_names: FileNames, submit: str
 ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """What makes it, and what gives it to the main object once that is there."""
+    """Return the steps that create the prerequisite and later make the main object its owner."""
     needed = dialect.prerequisite
     if needed is None:
         return (), ()
@@ -148,7 +147,7 @@ def _make_prerequisite(
 
 
 def _make_companions(dialect: Dialect, plan: Plan, num_parts: int) -> list[Step]:
-    """In an order in which they can be applied: what others need first."""
+    """Return the companions in an order in which they can be applied, dependencies first."""
     lead = dialect.lead_labels
     if isinstance(plan.work, Calls):
         lead = {**lead, **dialect.compute_lead_labels(plan.job_id)}
@@ -192,7 +191,10 @@ def render_documents(
     submit: str = "",
     source: Mapping[str, Any] | None = None,
 ) -> list[Object]:
-    """All that a submit creates, without owners, in the order to apply: what pods need comes first."""
+    """Return all objects that a submit creates, without owners.
+
+    They are in the order to apply them: what pods need comes first.
+    """
     contents = Contents(
         files=lambda: files,
         has_egress_policy=lambda: False,
@@ -207,7 +209,7 @@ def render_documents(
 
 
 def read_source(api: Api, dialect: Dialect, plan: Plan) -> dict[str, Any]:
-    """The object that the plan's prerequisite is made from; nothing where the dialect has none."""
+    """Return the object that the plan's prerequisite is made from, or {} if the dialect needs none."""
     needed = dialect.prerequisite
     if needed is None:
         return {}
@@ -238,7 +240,7 @@ def read_source(api: Api, dialect: Dialect, plan: Plan) -> dict[str, Any]:
 
 
 def list_sources(api: Api, needed: Prerequisite) -> list[str]:
-    """The names of all there are, as far as they may be listed; copies that jobs have are not among them."""
+    """Return the names of all sources that the user may list, without the copies made for jobs."""
     known: list[str] = []
     for kind in needed.sources:
         try:
@@ -250,7 +252,7 @@ def list_sources(api: Api, needed: Prerequisite) -> list[str]:
 
 
 def find_source(connect: Callable[[], Api], dialect: Dialect, plan: Plan) -> Mapping[str, Any]:
-    """The same for a document: the cluster is asked only for what its product does not ship."""
+    """Return the source for a document. Query the cluster only if the product does not ship it."""
     needed = dialect.prerequisite
     name = needed.source_name(plan) if needed else ""
     if needed is None or name in needed.shipped:
@@ -267,9 +269,10 @@ def create_objects(
     make_files: Callable[[], JobFiles],
     submit: str,
 ) -> None:
-    """Everything the job needs; on an error, nothing. What the cluster or the user lacks is told first.
+    """Create everything the job needs, or nothing on an error.
 
-    `make_files` makes what the Secrets hold, `file_names`, while the first requests are on their way.
+    Missing kinds and rights are reported before anything is created. `make_files` makes the contents of the
+    Secrets, named by `file_names`, while the first requests are in flight.
     """
     steps = make_steps(dialect, plan, file_names, submit)
     with ThreadPoolExecutor(max_workers=8) as pool:
@@ -288,9 +291,8 @@ def create_objects(
             owner = make_owner(dialect.kind, created.result())
             for stage in (steps.companions, steps.start):
                 requests = [pool.submit(_send, api, step, contents, owner) for step in stage]
-                wait(
-                    requests
-                )  # what comes after the main object is taken back would stay for a while
+                # An object created after the main object's removal would stay for a while.
+                wait(requests)
                 for request in requests:
                     request.result()
             if steps.lease is not None and not keeps_lease(dialect, plan):
@@ -326,23 +328,23 @@ def _create_main(
 
 
 def _create_lease(api: Api, step: Step | None, contents: Contents) -> Object | None:
-    """Create what ends the rest if this client is killed. Return the reference to it.
+    """Create the lease, which ends the other objects if this client is killed, and return its reference.
 
-    A job whose user may not create it goes without.
+    Return None if the cluster refuses it. The job then runs without a lease.
     """
     if step is None:
         return None
     try:
         return make_owner(step.kind, api.create(step.kind, step.make(contents, None), brief=True))
-    except (Forbidden, Rejected) as error:  # by its Role, a quota or a policy
+    except (Forbidden, Rejected) as error:  # refused by a Role, a quota or a policy
         logger.debug("the job has no lease in the cluster: %s", error)
         return None
 
 
 def _create_when_known(api: Api, dialect: Dialect, body: Object, *, is_named: bool) -> Object:
-    """Create it; where it names what was just made, whoever checks it may learn of that a moment later.
+    """Create the main object, retrying while a check in the cluster has not seen its prerequisite yet.
 
-    What an older operator does not know of it, and it can do without, is left out.
+    Optional fields that an older operator rejects are left out.
     """
     created: list[Object] = []
     refusals: list[Rejected] = []
@@ -377,19 +379,20 @@ def _take_back(api: Api, dialect: Dialect, job_id: str, error: BaseException) ->
     name = dialect.make_name(job_id)
     try:
         api.delete(dialect.kind, name)
-        if dialect.prerequisite is not None:  # which may not be the main object's yet
+        if dialect.prerequisite is not None:  # the main object may not own it yet
             api.delete(dialect.prerequisite.kind, job_id)
     except ClusterError as left:
         if isinstance(error, ClusterError):
             held = ", suspended" if dialect.start else ""
-            rest = f"{dialect.kind.name} {name} is left there{held}: {left.message}"
+            rest = f"{dialect.kind.name} {name} was left behind{held}: {left.message}"
             error.hint = f"{error.hint}; {rest}" if error.hint else rest
 
 
 def has_egress_policy(api: Api, labels: Mapping[str, str]) -> bool:
-    """Whether pods with these labels may not go out: then they need to be let out to each other.
+    """Return whether a policy restricts egress from pods with these labels.
 
-    A policy that is for other pods means nothing here: one of ours for it would keep our pods in.
+    If so, the job needs a policy that lets its pods reach each other. Policies for other pods do not count:
+    a policy of ours would then restrict our own pods.
     """
     specs = [policy["spec"] for policy in api.list(NETWORK_POLICIES)]
     return any(
