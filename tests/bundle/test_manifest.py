@@ -118,7 +118,7 @@ def test_a_delta_fits_its_base_only() -> None:
 def test_a_delta_must_keep_its_word() -> None:
     old, new = make_manifest([entry_of("a", b"1")]), make_manifest([entry_of("a", b"2")])
     delta = make_delta(old, new)
-    with pytest.raises(BundleError, match="but says"):
+    with pytest.raises(BundleError, match="but states"):
         apply_delta(old, dataclasses.replace(delta, digest=old.digest))
     with pytest.raises(BundleError, match="not part of the bundle"):
         apply_delta(old, dataclasses.replace(delta, removed=("elsewhere",)))

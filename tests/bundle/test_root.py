@@ -61,7 +61,7 @@ def test_a_link_to_home_is_home(home: Path, tmp_path: Path) -> None:
 def test_what_is_not_there_is_named(home: Path) -> None:
     with pytest.raises(BundleError, match=r"trian\.py does not exist") as caught:
         find_root(home / "trian.py")
-    assert "misspelled" in caught.value.hint
+    assert "check the spelling" in caught.value.hint
 
 
 def test_a_file_is_no_root(home: Path) -> None:

@@ -1,5 +1,5 @@
-"""Which files travel, their hashes, the delta and the archive; functions by value or by reference.
+"""Bundles: the selection of files, their hashes, the delta and the archive. Also contents of pickles.
 
-Empty on purpose: `extract`, `place`, `manifest` and `paths` run inside a node with nothing but the
-standard library, so importing the package may not pull in what only the client has.
+Intentionally empty. Nodes run `archive`, `manifest` and `scan` with only the standard library, so this
+package must not import anything that only clients have.
 """

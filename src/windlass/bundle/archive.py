@@ -1,8 +1,8 @@
-"""The archive of a bundle, both ends: written by the client, unpacked by nodes.
+"""Archive of a bundle. The client writes it, and nodes unpack it.
 
-A gzipped tar with a header that says what is added and removed. Nodes check every promise before they change
-anything, follow no links, and on an error leave the folder as it was. Travels with the agent: the standard
-library alone.
+It is a gzipped tar with a header that lists the added and removed files. Nodes verify the whole archive
+before they change anything, and follow no links. An error leaves the folder unchanged. This module runs in
+the agent, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -43,13 +43,12 @@ FILES_PREFIX = "files/"
 MAX_BYTES = 2 << 30
 _HEADER_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
-# A member costs its headers and padding besides its content; long names make a few more blocks.
-_MEMBER_BYTES = 16 << 10
+_MEMBER_BYTES = 16 << 10  # bound for a member's headers and padding, including those of long names
 _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
 class OpenFolder:
-    """An open folder and a staging folder inside it; `path` arguments are bundle paths."""
+    """An open folder and a staging folder inside it. `path` arguments are bundle paths."""
 
     def __init__(self, dest: Path, stage: Path) -> None:
         self.dest = Path(os.path.realpath(dest))
@@ -61,17 +60,16 @@ class OpenFolder:
             raise
 
     def close(self) -> None:
-        """Close both folders."""
         os.close(self._stage)
         os.close(self._root)
 
     def open_staged(self, name: str) -> int:
-        """A new file in the staging folder, open for writing, private until it is renamed."""
+        """Return the descriptor of a new staged file, open for writing and readable only by its owner."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(name, flags, 0o600, dir_fd=self._stage)
 
     def put(self, name: str, path: str) -> None:
-        """Rename the staged file `name` to `path`, over whatever file or link is there."""
+        """Rename the staged file `name` to `path`, and replace an existing file or link."""
         with self._parent(path, create=True) as (folder, leaf):
             self._clear_folder(folder, leaf)
             try:
@@ -79,22 +77,22 @@ class OpenFolder:
             except IsADirectoryError as error:
                 raise BundleError(
                     f"{shown(path)} is a folder with other files in {self.dest}",
-                    hint="move what is in the folder away, or start with a fresh one",
+                    hint="move the other files away, or use an empty folder",
                 ) from error
 
     def link(self, name: str, path: str, target: str) -> None:
-        """Make `path` a link to `target`, which must end inside the folder as it is on disk now."""
+        """Make `path` a link to `target`, which must resolve to a place inside the folder on disk."""
         reached = os.path.realpath(self.dest / path.rpartition("/")[0] / target)
         if not Path(reached).is_relative_to(self.dest):
             raise BundleError(
                 f"the link {shown(path)} would leave {self.dest}, to {shown(reached)}",
-                hint="leave the link out with .windlassignore",
+                hint="exclude the link with .windlassignore",
             )
         os.symlink(target, name, dir_fd=self._stage)
         self.put(name, path)
 
     def remove(self, path: str) -> None:
-        """Unlink `path` and the folders that are empty without it; gone already is fine."""
+        """Unlink `path` and the folders that it leaves empty. Do nothing if it does not exist."""
         try:
             with self._parent(path, create=False) as (folder, leaf):
                 os.unlink(leaf, dir_fd=folder)
@@ -110,7 +108,7 @@ class OpenFolder:
 
     @contextlib.contextmanager
     def _parent(self, path: str, *, create: bool) -> Iterator[tuple[int, str]]:
-        """The open folder that holds `path`, and the last part of its name."""
+        """Yield the open folder that holds `path`, and the last part of its name."""
         *above, leaf = path.split("/")
         folder = os.dup(self._root)
         try:
@@ -133,11 +131,11 @@ class OpenFolder:
         except OSError as error:
             raise BundleError(
                 f"cannot reach {shown(path)}: {shown(part)} in {self.dest} is not a plain folder",
-                hint="move the link or file away, or start with a fresh folder",
+                hint="move the link or file away, or use an empty folder",
             ) from error
 
     def _clear_folder(self, folder: int, leaf: str) -> bool:
-        """Remove the folder `leaf` if nothing but compiled Python is in it; whether it is gone."""
+        """Remove the folder `leaf` if it holds at most compiled Python. Return whether it is gone."""
         try:
             inner = os.open(leaf, _FOLDER, dir_fd=folder)
         except FileNotFoundError:
@@ -174,10 +172,10 @@ def extract(
     expected: str | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Manifest:
-    """Apply `archive` to `dest`, which holds `base`; the manifest of what is there afterwards.
+    """Apply `archive` to `dest`, which holds `base`. Return the resulting manifest.
 
-    `expected` is the digest the sender named over a trusted road; `max_bytes` bounds what is
-    written. On an error in the archive `dest` is as before. Only files of `base` are ever removed.
+    `expected` is the digest that the sender reported over a trusted connection. `max_bytes` limits the
+    bytes written. An error in the archive leaves `dest` unchanged. Only files of `base` are ever removed.
     """
     with _map_os_errors(dest):
         dest.mkdir(parents=True, exist_ok=True)
@@ -196,7 +194,7 @@ def extract(
 
 
 class _Metered(io.RawIOBase):
-    """A forward reader over unpacked bytes that ends a bomb early, in memory as on disk."""
+    """Forward-only reader of unpacked bytes. It stops archive bombs before they fill memory or disk."""
 
     def __init__(self, unpacked: BinaryIO | gzip.GzipFile, limit_bytes: int) -> None:
         self._unpacked = unpacked
@@ -204,13 +202,13 @@ class _Metered(io.RawIOBase):
         self.limit_bytes = limit_bytes
 
     def read(self, size: int = -1, /) -> bytes:
-        # tarfile reads an extended header in one piece, as long as that header claims to be.
+        # tarfile reads an extended header in one piece, with the size that the header claims.
         if not 0 <= size <= _CHUNK_BYTES:
             raise _damaged("a header is too long")
         chunk = self._unpacked.read(size)
         self._at += len(chunk)
         if self._at > self.limit_bytes:
-            raise _damaged("it holds more than it says")
+            raise _damaged("it holds more data than its header states")
         return chunk
 
     def tell(self) -> int:
@@ -241,14 +239,14 @@ def _read_delta(tar: tarfile.TarFile) -> Delta:
 def _check_promises(delta: Delta, expected: str | None, max_bytes: int) -> None:
     if expected is not None and delta.digest != expected:
         raise BundleError(
-            f"bundle {delta.digest[:12]} came, but {expected[:12]} was expected",
+            f"received bundle {delta.digest[:12]}, but {expected[:12]} was expected",
             hint="send the bundle again",
         )
     size_bytes = sum(entry.size_bytes for entry in delta.written)
     if size_bytes > max_bytes:
         raise BundleError(
             f"the bundle unpacks to {size_bytes} bytes, over the limit of {max_bytes}",
-            hint="leave large files out with .windlassignore and read them from a volume",
+            hint="exclude large files with .windlassignore and read them from a volume",
         )
 
 
@@ -262,13 +260,13 @@ def _stage(tar: tarfile.TarFile, delta: Delta, place: OpenFolder) -> None:
         if entry.link is None:
             _stage_file(tar, place, str(number), entry)
     if tar.next() is not None:
-        raise _damaged("it holds more files than it says")
+        raise _damaged("it holds more files than its header states")
 
 
 def _stage_file(tar: tarfile.TarFile, place: OpenFolder, name: str, entry: FileEntry) -> None:
     member = _next_member(tar, FILES_PREFIX + entry.path)
     if member.size != entry.size_bytes:
-        raise _damaged(f"{shown(entry.path)} has another size than it says")
+        raise _damaged(f"{shown(entry.path)} does not have its stated size")
     whole = hashlib.sha256()
     with os.fdopen(place.open_staged(name), "wb") as staged:
         for chunk in _chunks(tar, member):
@@ -276,11 +274,14 @@ def _stage_file(tar: tarfile.TarFile, place: OpenFolder, name: str, entry: FileE
             staged.write(chunk)
         os.fchmod(staged.fileno(), 0o755 if entry.executable else 0o644)
     if whole.hexdigest() != entry.sha256:
-        raise _damaged(f"{shown(entry.path)} has another content than its hash says")
+        raise _damaged(f"the content of {shown(entry.path)} does not match its hash")
 
 
 def _apply(delta: Delta, place: OpenFolder) -> None:
-    """Removals first, for a file may become a folder; links last, for they are checked on disk."""
+    """Apply the delta to the open folder.
+
+    Removals are first, because a file may become a folder. Links are last, because they are checked on disk.
+    """
     for path in delta.removed:
         place.remove(path)
     for number, entry in enumerate(delta.written):
@@ -296,7 +297,7 @@ def _next_member(tar: tarfile.TarFile, name: str) -> tarfile.TarInfo:
     if member is None:
         raise _damaged(f"{shown(name)} is missing")
     if member.name != name or member.type not in _REGULAR or member.issparse():
-        raise _damaged(f"{shown(member.name)} is there in place of the plain file {shown(name)}")
+        raise _damaged(f"it holds {shown(member.name)} in place of the plain file {shown(name)}")
     return member
 
 
@@ -323,7 +324,7 @@ def _open_place(dest: Path) -> Iterator[OpenFolder]:
 
 @contextmanager
 def _map_os_errors(dest: Path) -> Iterator[None]:
-    """Errors of the formats and of the disk, told as ours."""
+    """Raise errors of the archive and of the disk as BundleError."""
     try:
         yield
     except (tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError) as error:
@@ -333,7 +334,7 @@ def _map_os_errors(dest: Path) -> Iterator[None]:
     except OSError as error:
         raise BundleError(
             f"cannot unpack the bundle into {dest}: {error.strerror or error}",
-            hint="is the folder writable, and is there space left?",
+            hint="check that the folder is writable and that the disk has free space",
         ) from error
 
 
@@ -344,8 +345,7 @@ def _damaged(how: str) -> BundleError:
 def write_archive(root: Path, delta: Delta, out: BinaryIO, *, level: int = 6) -> None:
     """Write `delta`, with the contents of its files below `root`, to `out`.
 
-    A file that is no longer what its entry says is a BundleError; what was written until then does
-    not extract.
+    Raise BundleError if a file has changed since its entry was made. The partial archive does not extract.
     """
     header = json.dumps(records.to_json(delta), sort_keys=True).encode()
     with (
@@ -361,7 +361,7 @@ def write_archive(root: Path, delta: Delta, out: BinaryIO, *, level: int = 6) ->
 
 
 class _Hashing(io.RawIOBase):
-    """A reader that hashes what passes through it."""
+    """Reader that hashes the bytes it returns."""
 
     def __init__(self, opened: BinaryIO) -> None:
         self._opened = opened
@@ -384,13 +384,13 @@ def _add_file(tar: tarfile.TarFile, root: Path, entry: FileEntry) -> None:
     if grown:
         raise _changed(entry, "it has grown")
     if passing.whole.hexdigest() != entry.sha256:
-        raise _changed(entry, "its content is another")
+        raise _changed(entry, "its content is different")
 
 
 def _changed(entry: FileEntry, how: str) -> BundleError:
     return BundleError(
         f"{shown(entry.path)} changed while it was being packed: {how}",
-        hint="run it again; a file that is written all the time belongs in .windlassignore",
+        hint="run it again; add a file that is written constantly to .windlassignore",
     )
 
 

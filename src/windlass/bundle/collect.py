@@ -1,7 +1,7 @@
-"""Collects a project's files into a Bundle, and refuses what must not or cannot travel.
+"""Collection of a project's files into a Bundle. Refuses files that must not or cannot travel.
 
-Finds problems first: secrets, files that are too large, links that lead out, names that other systems cannot
-have. Which files are taken is `bundle.select`. For clients only: pathspec is imported when it is needed.
+Checks first for secrets, large files, links that leave the project, and names that other systems do not
+allow. `bundle.select` selects the files. Only clients use this module, and pathspec is imported on demand.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from windlass.errors import BundleError
 
 SNIFFED_BYTES = 64 << 10
 
-# Matched against the lower-cased name, or from the right against the path where there is a slash.
+# Matched against the lower-case name. A pattern with a slash is matched against the end of the path.
 SECRET_NAMES = (
     ".env",
     ".env.*",
@@ -69,7 +69,7 @@ HARMLESS_NAMES = (".env.example", ".env.sample", ".env.template", ".env.dist", "
 
 _PUBLIC_LABELS = frozenset({b"CERTIFICATE", b"TRUSTED CERTIFICATE", b"PUBLIC KEY", b"X509 CRL"})
 _LABEL = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----")
-# At the start of a line: a program that only speaks of the header is no key.
+# Matches only at the start of a line, because a program may mention the header inside a line.
 _PRIVATE_KEY = re.compile(
     rb"""^-----BEGIN\ (?:[A-Z0-9]+\ )*PRIVATE\ KEY(?:\ BLOCK)?-----\s*$
        | "private_key"\s*:\s*"-----BEGIN\ """,
@@ -82,14 +82,14 @@ _LISTED = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion:
-    """Why a file looks like a secret; `certain` enough to refuse it, or only to speak of it."""
+    """Reason why a file looks like a secret. A `certain` one is refused, another only causes a warning."""
 
     reason: str
     certain: bool
 
 
 def suspect(file: Path, path: str, size_bytes: int) -> Suspicion | None:
-    """Whether `file`, known in the bundle as `path`, looks like a secret."""
+    """Return why `file`, named `path` in the bundle, looks like a secret, or None if it does not."""
     if _matches(path, HARMLESS_NAMES):
         return None
     content = b""
@@ -120,13 +120,13 @@ def _matches(path: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _only_public(path: str, content: bytes) -> bool:
-    """Whether a PEM file holds certificates and public keys alone, as a CA file does."""
+    """Return whether a PEM file holds only certificates and public keys, as a CA file does."""
     labels = set(_LABEL.findall(content))
     return path.lower().endswith(".pem") and bool(labels) and labels <= _PUBLIC_LABELS
 
 
 class FindingKind(str, enum.Enum):
-    """What is wrong with a file."""
+    """Category of a problem with a file."""
 
     CREDENTIAL = "credential"
     TOO_LARGE = "too-large"
@@ -139,7 +139,7 @@ class FindingKind(str, enum.Enum):
 
 
 class Severity(str, enum.Enum):
-    """Whether the bundle is refused, or the user only told."""
+    """Consequence of a problem: the bundle is refused, or the user is warned."""
 
     REFUSE = "refuse"
     WARN = "warn"
@@ -147,7 +147,7 @@ class Severity(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The most that travels; a file allowed by name may be larger than `file_bytes`."""
+    """Upper limits of a bundle. A file allowed by name may be larger than `file_bytes`."""
 
     file_bytes: int = 100 * MIB
     total_bytes: int = 1024 * MIB
@@ -155,7 +155,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One file that must not, or perhaps should not, travel; the message says what to do."""
+    """One file that must not or perhaps should not travel. The message includes the fix."""
 
     path: str
     kind: FindingKind
@@ -173,7 +173,7 @@ def find_problems(
     allow: tuple[str, ...] = (),
     limits: Limits = DEFAULT_LIMITS,
 ) -> tuple[Finding, ...]:
-    """All findings for `paths` below `root`, in their order; `allow` holds shell patterns."""
+    """Return all findings for `paths` below `root`, in their order. `allow` holds shell patterns."""
     paths = tuple(paths)
     travelling = {above for path in paths for above in (path, *parents_of(path))}
     findings: list[Finding] = []
@@ -189,7 +189,7 @@ def find_problems(
 
 
 def refuse(findings: Iterable[Finding]) -> None:
-    """Raise one BundleError that names every refusal; warnings pass."""
+    """Raise one BundleError that names all refused files. Warnings are ignored."""
     refused = [finding for finding in findings if finding.severity is Severity.REFUSE]
     if not refused:
         return
@@ -199,7 +199,7 @@ def refuse(findings: Iterable[Finding]) -> None:
     count = "1 file" if len(refused) == 1 else f"{len(refused)} files"
     raise BundleError(
         f"{count} must not travel:\n" + "\n".join(lines),
-        hint=f"a line in {OWN_FILE} leaves a file at home (gitignore syntax)",
+        hint=f"add files that must stay here to {OWN_FILE} (gitignore syntax)",
     )
 
 
@@ -246,7 +246,7 @@ def _check_file(
         return _secret(path, suspicion)
     if size_bytes > limits.file_bytes:
         message = (
-            f"{_mib(size_bytes)} is over the limit of {_mib(limits.file_bytes)} a file; add it to "
+            f"{_mib(size_bytes)} is over the limit of {_mib(limits.file_bytes)} per file; add it to "
             f"{OWN_FILE} and read it from a volume, or allow it by name"
         )
         return _refusal(path, FindingKind.TOO_LARGE, message)
@@ -259,13 +259,13 @@ def _check_link(root: Path, path: str, travelling: set[str]) -> Finding | None:
     reached = os.path.realpath(link)
     if reached != real_root and not reached.startswith(real_root.rstrip("/") + "/"):
         message = (
-            f"the link leaves the root, to {shown(str(link.readlink()))}; add it to {OWN_FILE}"
+            f"the link leaves the root for {shown(str(link.readlink()))}; add it to {OWN_FILE}"
         )
         return _refusal(path, FindingKind.LINK_LEAVES, message)
     inside = os.path.relpath(reached, real_root)
     if inside != "." and inside not in travelling:
         target = shown(read_link(Path(real_root), path))
-        message = f"the link's target {target} does not travel, so it will lead nowhere"
+        message = f"the link's target {target} does not travel, so the link will be broken"
         return Finding(
             path=path, kind=FindingKind.LINK_DANGLES, severity=Severity.WARN, message=message
         )
@@ -304,7 +304,7 @@ def _mib(size_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A checked project: where it lies, what of it travels, and what the user should be told."""
+    """A checked project: its root, the files that travel, and the warnings for the user."""
 
     root: Path
     manifest: Manifest
@@ -318,7 +318,7 @@ def collect(
     limits: Limits = DEFAULT_LIMITS,
     cache: StatCache | None = None,
 ) -> Bundle:
-    """The bundle of the project at `root`; a BundleError names all that must not travel."""
+    """Return the bundle of the project at `root`. Raise BundleError with all files that must not travel."""
     root = check_root(root)
     paths = select_files(root)
     findings = find_problems(root, paths, allow=allow, limits=limits)

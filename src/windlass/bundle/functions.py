@@ -1,8 +1,8 @@
-"""What a pickled function carries: code by value, and modules by reference.
+"""Contents of a pickled function: code by value, and modules by reference.
 
-Reads the payload with pickletools and never unpickles it: a small symbolic machine follows strings,
-tuples, globals and calls, and knows everything else only as opaque. Knows how cloudpickle writes
-functions and classes; imports neither cloudpickle nor the user's code.
+Reads the payload with pickletools and never unpickles it. A small symbolic machine follows strings,
+tuples, globals and calls. Everything else is opaque to it. It knows how cloudpickle writes functions and
+classes, but imports neither cloudpickle nor the user's code.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from windlass.errors import BundleError
 
 _PICKLER = "cloudpickle"
 _MAKE_CLASS = frozenset({"_make_skeleton_class", "_make_skeleton_enum"})
-# Named by every other payload, and there in every Python.
+# Many payloads name these modules, and every Python has them.
 _EVERYWHERE = frozenset({"builtins", "__builtin__", "_codecs"})
 _BY_VALUE = _MAKE_CLASS | {"_make_function", "dynamic_subimport"}
-# Position of the name among the arguments of a code object, the same from Python 3.8 on; from 3.11
-# the qualified name follows it.
+# Position of the name among the arguments of a code object since Python 3.8. Since 3.11 the qualified
+# name follows it.
 _CODE_NAME = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickleContents:
-    """What a payload carries by value (names of functions and classes) and refers to (modules)."""
+    """Functions and classes that a payload carries by value, and modules that it refers to."""
 
     by_value: bool
     value_names: tuple[str, ...]
@@ -33,7 +33,7 @@ class PickleContents:
 
 
 def read_contents(payload: bytes) -> PickleContents:
-    """Look into a pickle without running it."""
+    """Return the contents of a pickle without running it."""
     machine = _Machine()
     try:
         for opcode, argument, _ in pickletools.genops(payload):
@@ -50,7 +50,7 @@ def read_contents(payload: bytes) -> PickleContents:
 
 
 def by_value(payload: bytes) -> bool:
-    """Whether the payload carries code itself, not only the names of importable modules."""
+    """Return whether the payload carries code itself, besides the names of importable modules."""
     return read_contents(payload).by_value
 
 
@@ -68,7 +68,7 @@ _CODE = _Global(_PICKLER, "CodeType")
 
 
 class _Machine:
-    """The pickle machine with values replaced by what matters of them; None is anything else."""
+    """Symbolic pickle machine that keeps only relevant values. None stands for everything else."""
 
     def __init__(self) -> None:
         self._stack: list[Any] = []
@@ -78,7 +78,7 @@ class _Machine:
         self.modules: set[str] = set()
 
     def step(self, opcode: pickletools.OpcodeInfo, argument: Any) -> None:
-        """Follow one instruction."""
+        """Execute one instruction."""
         name = opcode.name
         if "UNICODE" in name:
             self._stack.append(argument)
@@ -104,7 +104,10 @@ class _Machine:
             self._stack.extend([None] * len(opcode.stack_after))
 
     def _pop(self, opcode: pickletools.OpcodeInfo) -> list[Any]:
-        """Take off what the instruction consumes; of a marked slice, what lies above the mark."""
+        """Remove and return what the instruction consumes.
+
+        For a marked slice, return only the part above the mark.
+        """
         before = opcode.stack_before
         if pickletools.markobject not in before:
             count = len(before)

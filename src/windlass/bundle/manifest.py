@@ -1,7 +1,7 @@
-"""Manifest: the files of a project by path, size and digest, and what differs between two of them.
+"""Manifest: the files of a project by path, size and digest, and the delta between two manifests.
 
-Paths are checked here: what may stand in a manifest may be written below a folder. Travels with the agent:
-the standard library alone. Pure.
+This module checks the paths. Every path that a manifest accepts is safe to write below a folder. It runs in
+the agent, so it uses only the standard library. It performs no I/O.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def path_fault(path: str) -> str | None:
-    """Why `path` cannot be the name of a file in a bundle."""
+    """Return why `path` cannot be the name of a file in a bundle, or None if it can."""
     fault = _text_fault(path)
     if fault:
         return fault
@@ -33,10 +33,10 @@ def path_fault(path: str) -> str | None:
 
 
 def link_fault(path: str, target: str) -> str | None:
-    """Why a link at `path` may not point at `target`.
+    """Return why a link at `path` may not point at `target`, or None if it may.
 
-    `..` may only lead. The folders above `path` are real ones, so leading `..` can be counted;
-    behind another link it could not, and would climb out of the root while the text stays inside.
+    `..` is allowed only at the start. The folders above `path` are real, so leading `..` parts can be
+    counted. A `..` behind another link could leave the root even if the text stays inside.
     """
     fault = _text_fault(target)
     if fault:
@@ -51,13 +51,13 @@ def link_fault(path: str, target: str) -> str | None:
 
 
 def parents_of(path: str) -> tuple[str, ...]:
-    """The folders above `path`, nearest first, without the root."""
+    """Return the folders above `path`, nearest first, without the root."""
     parts = path.split("/")
     return tuple("/".join(parts[:count]) for count in range(len(parts) - 1, 0, -1))
 
 
 def shown(path: str) -> str:
-    """`path` for a message: what a terminal might obey, or could not encode, is escaped."""
+    """Return `path` for a message. Escapes control and other unprintable characters."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in path)
 
 
@@ -69,7 +69,7 @@ def _text_fault(text: str) -> str | None:
     if text.startswith("/"):
         return "is absolute"
     if "\\" in text:
-        return "holds a backslash, a folder on other systems"
+        return "has a backslash, which separates folders on other systems"
     if _DRIVE.match(text):
         return "starts with a drive letter"
     try:
@@ -81,7 +81,7 @@ def _text_fault(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
-    """One file, or one link when `link` is its target; a link has no size and no hash."""
+    """One file, or one link if `link` has its target. A link has no size and no hash."""
 
     path: str
     size_bytes: int = 0
@@ -92,7 +92,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """All files of a bundle, sorted by path, and the digest that names this content."""
+    """All files of a bundle, sorted by path, and the digest of its content."""
 
     entries: tuple[FileEntry, ...]
     digest: str
@@ -100,7 +100,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What turns the bundle named `base` into the one named `digest`."""
+    """Changes that turn the bundle with digest `base` into the one with `digest`."""
 
     base: str
     digest: str
@@ -110,7 +110,7 @@ class Delta:
 
 
 def make_manifest(entries: Iterable[FileEntry]) -> Manifest:
-    """The manifest of `entries`; a BundleError when they cannot stand together in one folder."""
+    """Return the manifest of `entries`. Raise BundleError if they cannot be in one folder together."""
     ordered = tuple(sorted(entries, key=lambda entry: entry.path))
     paths: set[str] = set()
     for entry in ordered:
@@ -120,7 +120,7 @@ def make_manifest(entries: Iterable[FileEntry]) -> Manifest:
         if fault:
             raise BundleError(
                 f"{shown(entry.path)!r} cannot be in a bundle: it {fault}",
-                hint="rename the file, or leave it out with .windlassignore",
+                hint="rename the file, or exclude it with .windlassignore",
             )
         paths.add(entry.path)
     for path in paths:
@@ -128,13 +128,13 @@ def make_manifest(entries: Iterable[FileEntry]) -> Manifest:
             if above in paths:
                 raise BundleError(
                     f"{shown(above)} is both a file and the folder of {shown(path)}",
-                    hint="leave one of them out with .windlassignore",
+                    hint="exclude one of them with .windlassignore",
                 )
     return Manifest(entries=ordered, digest=digest_of(ordered))
 
 
 def digest_of(entries: Iterable[FileEntry]) -> str:
-    """The digest of entries in path order."""
+    """Return the digest of entries, which must be sorted by path."""
     whole = hashlib.sha256(f"windlass-bundle/{VERSION}\n".encode())
     for e in entries:
         line = json.dumps([e.path, e.size_bytes, e.sha256, e.executable, e.link])
@@ -146,7 +146,7 @@ EMPTY = make_manifest(())
 
 
 def make_delta(old: Manifest, new: Manifest) -> Delta:
-    """What to write and remove to come from `old` to `new`; from EMPTY it is everything."""
+    """Return the changes from `old` to `new`. From EMPTY, this is everything."""
     before = {entry.path: entry for entry in old.entries}
     after = {entry.path for entry in new.entries}
     return Delta(
@@ -158,7 +158,7 @@ def make_delta(old: Manifest, new: Manifest) -> Delta:
 
 
 def apply_delta(old: Manifest, delta: Delta) -> Manifest:
-    """The manifest after `delta`; a BundleError when it does not fit `old` or its own digest."""
+    """Return the manifest after `delta`. Raise BundleError if it does not fit `old` or its own digest."""
     if delta.base != old.digest:
         raise BundleError(
             f"the delta starts from bundle {delta.base[:12]}, but bundle {old.digest[:12]} is here",
@@ -177,7 +177,7 @@ def apply_delta(old: Manifest, delta: Delta) -> Manifest:
     new = make_manifest(entries.values())
     if new.digest != delta.digest:
         raise BundleError(
-            f"the delta gives bundle {new.digest[:12]}, but says {delta.digest[:12]}",
+            f"the delta results in bundle {new.digest[:12]}, but states {delta.digest[:12]}",
             hint="send the bundle again",
         )
     return new
@@ -191,5 +191,5 @@ def _entry_fault(entry: FileEntry) -> str | None:
         fault = link_fault(entry.path, entry.link)
         return f"is a link whose target {fault}" if fault else None
     if entry.size_bytes < 0 or not _SHA256.fullmatch(entry.sha256):
-        return "has no proper size or hash"
+        return "has no valid size or hash"
     return None

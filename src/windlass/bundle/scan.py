@@ -1,6 +1,6 @@
-"""Selected paths -> manifest: reads and hashes files, with a cache for those that did not change.
+"""Scanner that turns selected paths into a manifest. Reads and hashes files, and caches unchanged ones.
 
-The only reader of contents on the way to a manifest. Links are recorded, never followed.
+Only this module reads contents for a manifest. It records links and never follows them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ RACY_NS = 2_000_000_000
 class StatCache:
     """Hashes of files by their stat, for one process.
 
-    A file touched less than two seconds before it was read is never remembered: on a file system
-    with coarse times it could change again and look the same. The change time counts too, since a
-    copy may carry an old modification time.
+    A file changed less than two seconds before it was read is not cached. On a file system with coarse
+    times it could change again and look the same. The change time counts too, because a copy may have an
+    old modification time.
     """
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
@@ -33,12 +33,12 @@ class StatCache:
         self._known: dict[str, tuple[tuple[int, ...], str]] = {}
 
     def find(self, file: Path, status: os.stat_result) -> str | None:
-        """The hash of `file` if its stat is the one it was read with."""
+        """Return the hash of `file` if its stat has not changed since it was read."""
         stamp, sha256 = self._known.get(str(file), ((), ""))
         return sha256 if stamp == _stamp(status) else None
 
     def keep(self, file: Path, status: os.stat_result, sha256: str, *, read_ns: int) -> None:
-        """Remember a hash; `status` and `read_ns` are from before the read."""
+        """Cache a hash. `status` and `read_ns` must be from before the read."""
         if read_ns - max(status.st_mtime_ns, status.st_ctime_ns) >= RACY_NS:
             self._known[str(file)] = (_stamp(status), sha256)
         else:
@@ -46,16 +46,16 @@ class StatCache:
 
 
 def scan(root: Path, paths: Iterable[str], *, cache: StatCache | None = None) -> Manifest:
-    """The manifest of `paths` as they are below `root` now."""
+    """Return the manifest of the current files at `paths` below `root`."""
     root = root.resolve()
     cache = StatCache() if cache is None else cache
     return make_manifest([_read_entry(root, path, cache) for path in paths])
 
 
 def read_link(root: Path, path: str) -> str:
-    """The target of the link at `path`, as it may travel: relative, with `..` leading only.
+    """Return the target of the link at `path` as a relative path with `..` only at the start.
 
-    A target written otherwise (absolute, but inside the root) is rewritten to reach the same file.
+    Another form, such as an absolute path inside the root, is rewritten to reach the same file.
     """
     target = str((root / path).readlink())
     if link_fault(path, target) is None:
@@ -64,11 +64,11 @@ def read_link(root: Path, path: str) -> str:
 
 
 def open_regular(file: Path) -> BinaryIO:
-    """Open a regular file for reading; no link is followed and no pipe waited for."""
+    """Open a regular file for reading. Never follow a link or wait for a pipe."""
     opened = os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
     if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
         opened.close()
-        raise OSError(f"{file} is not a regular file any more")
+        raise OSError(f"{file} is no longer a regular file")
     return opened
 
 
@@ -81,7 +81,7 @@ def _read_entry(root: Path, path: str, cache: StatCache) -> FileEntry:
     except OSError as error:
         raise BundleError(
             f"cannot read {shown(path)}: {error.strerror or error}",
-            hint="if it was just deleted or replaced, run it again; else add it to .windlassignore",
+            hint="if it was just deleted or replaced, run it again, else add it to .windlassignore",
         ) from error
 
 
@@ -91,7 +91,7 @@ def _hash_file(file: Path, path: str, cache: StatCache) -> FileEntry:
         status = os.fstat(opened.fileno())
         sha256, size_bytes = cache.find(file, status), status.st_size
         if sha256 is None:
-            # What was read is what is recorded: a file that grows meanwhile has no other size.
+            # Record the size that was read, because the file may have grown since the stat.
             sha256, size_bytes = _hash(opened)
             if size_bytes == status.st_size:
                 cache.keep(file, status, sha256, read_ns=read_ns)

@@ -1,6 +1,6 @@
-"""Finds a project's root and selects its files: what git knows, or all of a folder, without what is ignored.
+"""Selection of a project's root and files: those that git lists, or a whole folder without ignored files.
 
-Reads .gitignore-like rules with pathspec, which is imported only when there are any. For clients only.
+Reads .gitignore-like rules with pathspec, which is imported only if there are rules. For clients only.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _GIT_LIMIT_S = 60
 
 
 def find_root(target: Path) -> Path:
-    """The nearest folder at or above `target` that holds a marker, else the target's own folder.
+    """Return the nearest folder at or above `target` that holds a marker, else the target's own folder.
 
-    The home folder and what lies above it never count as a project, marker or not: dotfiles kept in
-    git would send a whole home. Without a marker the own folder is returned even there, since a
-    local run copies nothing; `check_root` refuses it when files are to travel.
+    The home folder and its parents never count as a project. Otherwise, dotfiles kept in git would make
+    the whole home travel. Without a marker, any own folder is returned, because a local run copies nothing.
+    `check_root` refuses such a folder if files must travel.
     """
     target = _existing(target)
     own = target if target.is_dir() else target.parent
@@ -53,16 +53,16 @@ def find_root(target: Path) -> Path:
 
 
 def is_project_root(folder: Path) -> bool:
-    """Whether `folder` itself holds a marker."""
+    """Return whether `folder` itself holds a marker."""
     return any(os.path.lexists(folder / marker) for marker in MARKERS)
 
 
 def check_root(root: Path) -> Path:
-    """`root` with links resolved, or a BundleError that says why its files cannot travel."""
+    """Return `root` with links resolved. Raise BundleError if its files cannot travel."""
     root = _existing(root)
     if not root.is_dir():
         raise BundleError(
-            f"the project root {root} is not a folder", hint="name the folder that holds the script"
+            f"the project root {root} is not a folder", hint="pass the folder that holds the script"
         )
     if _too_wide(root):
         raise BundleError(
@@ -77,7 +77,7 @@ def _existing(path: Path) -> Path:
         return path.resolve(strict=True)
     except FileNotFoundError as error:
         raise BundleError(
-            f"{path} does not exist", hint=f"the path is taken from {Path.cwd()}; is it misspelled?"
+            f"{path} does not exist", hint=f"check the spelling; paths are relative to {Path.cwd()}"
         ) from error
     except (OSError, RuntimeError) as error:
         raise BundleError(
@@ -86,7 +86,7 @@ def _existing(path: Path) -> Path:
 
 
 def _too_wide(folder: Path) -> bool:
-    """Whether `folder` is `/`, the home folder, one above it, or where everybody's temporary files are."""
+    """Return whether `folder` is `/`, the home folder, one of its parents, or a temporary folder."""
     if str(folder) in (*_TEMPORARY, os.environ.get("TMPDIR", "").rstrip("/")):
         return True
     try:
@@ -98,7 +98,7 @@ def _too_wide(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IgnoreFile:
-    """One ignore file; `prefix` is its folder with a trailing slash, empty at the root."""
+    """One ignore file. `prefix` is its folder with a trailing slash, or empty at the root."""
 
     prefix: str
     spec: GitIgnoreSpec
@@ -112,9 +112,9 @@ class Rules:
     negates: bool = False
 
     def verdict(self, path: str) -> bool | None:
-        """True: ignored. False: asked for with `!`. None: no rule speaks of it.
+        """Return True for an ignored path, False for one included with `!`, or None without a rule.
 
-        A folder is asked about with a trailing slash.
+        The path of a folder must have a trailing slash.
         """
         for layer in reversed(self.layers):
             if path.startswith(layer.prefix):
@@ -128,8 +128,10 @@ NO_RULES = Rules()
 
 
 def add_file(rules: Rules, root: Path, path: str) -> Rules:
-    """`rules` with the ignore file at `path` (relative to `root`) as the next deeper layer."""
-    from pathspec import GitIgnoreSpec  # on use: many projects need only git's own list
+    """Return `rules` with the ignore file at `path` (relative to `root`) as the next deeper layer."""
+    from pathspec import (
+        GitIgnoreSpec,
+    )  # imported on use, because many projects need only git's list
 
     try:
         lines = (root / path).read_text("utf-8-sig", errors="surrogateescape").splitlines()
@@ -146,20 +148,20 @@ def add_file(rules: Rules, root: Path, path: str) -> Rules:
 
 
 def select_files(root: Path) -> tuple[str, ...]:
-    """The sorted paths that travel, relative to `root`, with forward slashes."""
+    """Return the sorted paths that travel, relative to `root`, with forward slashes."""
     root = check_root(root)
     listed = _list_git(root)
     chosen = set(_walk(root)) if listed is None else _filter(root, listed)
     if not chosen:
         raise BundleError(
-            f"no files to send: everything in {root} is ignored, or it is empty",
-            hint=f"ask files back in {OWN_FILE} with a line such as `!train.py`",
+            f"no files to send: {root} is empty, or all of its files are ignored",
+            hint=f"include files in {OWN_FILE} with a line such as `!train.py`",
         )
     return tuple(sorted(chosen))
 
 
 def _filter(root: Path, listed: list[str]) -> set[str]:
-    """What of git's own list travels, and what `!` asks back although git ignores it."""
+    """Return the files of git's list that travel, and those that `!` includes although git ignores them."""
     usable = _make_usable(root)
     kept = [path for path in listed if usable(path)]
     own_files = {path for path in kept if path.rpartition("/")[2] == OWN_FILE}
@@ -175,9 +177,9 @@ def _filter(root: Path, listed: list[str]) -> set[str]:
 
 
 def _make_usable(root: Path) -> Callable[[str], bool]:
-    """A test for one listed path: there, not skipped by name, and below real folders only.
+    """Return a predicate for paths that exist, are not skipped by name, and are only below real folders.
 
-    Git goes on listing the files of a folder that was replaced by a link; the link itself travels.
+    Git still lists the files of a folder that was replaced by a link. Only the link itself travels.
     """
 
     @functools.cache
@@ -208,23 +210,23 @@ def _is_skipped_folder(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Folder:
-    """A folder yet to be looked into, with the rules that hold there."""
+    """A folder that is still to be read, with the rules that apply there."""
 
-    path: str  # ends with a slash, but for the root's own
+    path: str  # ends with a slash, except for the root
     git: Rules
     own: Rules
     hidden: bool  # git ignores it
 
 
 def _walk(root: Path, *, hidden: bool = False) -> Iterator[str]:
-    """Every travelling file below `root`; `hidden` when git ignores all of it. However deep it is."""
+    """Yield every file below `root` that travels, at any depth. `hidden` means that git ignores all."""
     waiting = [_Folder(path="", git=NO_RULES, own=NO_RULES, hidden=hidden)]
     while waiting:
         folder = waiting.pop()
         try:
             entries = sorted(os.scandir(root / folder.path), key=lambda entry: entry.name)
         except OSError:
-            # The folder stands for what it hides, so that `check` refuses it by name.
+            # Yield the unreadable folder itself, so that `find_problems` refuses it by name.
             yield folder.path.rstrip("/") or "."
             continue
         for path_or_folder in _look_into(root, folder, entries):
@@ -259,11 +261,12 @@ def _look_into(
 
 
 def _list_git(root: Path) -> list[str] | None:
-    """Git's list of tracked and untracked, unignored files below `root`; None where git has none.
+    """Return git's list of tracked files and untracked files that are not ignored, below `root`.
 
-    Nothing listed means that the root itself is ignored by a repository around it.
+    Return None without git, or if the list is empty. An empty list means that an outer repository ignores
+    the root itself.
     """
-    # A hook's GIT_DIR would point elsewhere; a repository's fsmonitor would run a program.
+    # A hook's GIT_DIR would point elsewhere, and a repository's fsmonitor would run a program.
     env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     command = ["git", "-c", "core.fsmonitor=false", "ls-files", "-co", "--exclude-standard", "-z"]
     try:
@@ -271,7 +274,7 @@ def _list_git(root: Path) -> list[str] | None:
             command, cwd=root, env=env, capture_output=True, check=True, timeout=_GIT_LIMIT_S
         )
     except (OSError, subprocess.SubprocessError) as error:
-        logger.debug("git does not list %s, walking it instead: %s", root, error)
+        logger.debug("git cannot list %s, so all of its files are walked: %s", root, error)
         return None
     listed: list[str] = []
     for path in filter(None, os.fsdecode(done.stdout).split("\0")):
@@ -280,7 +283,7 @@ def _list_git(root: Path) -> list[str] | None:
 
 
 def _expand(root: Path, path: str) -> Iterator[str]:
-    """`path` itself, or the files of a submodule or inner repository, listed as one name."""
+    """Yield `path` itself, or the files of a submodule or inner repository that git lists as one name."""
     folder = root / path
     try:
         is_folder = stat.S_ISDIR(folder.lstat().st_mode)
@@ -289,7 +292,7 @@ def _expand(root: Path, path: str) -> Iterator[str]:
     if not is_folder:
         yield path
         return
-    # Without a .git of its own, git would answer for the outer repository again.
+    # For a folder without its own .git, git would list the outer repository again.
     inner = _list_git(folder) if (folder / ".git").exists() else None
     for name in _walk(folder) if inner is None else inner:
         yield f"{path.rstrip('/')}/{name}"
