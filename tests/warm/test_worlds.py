@@ -154,5 +154,5 @@ def test_a_range_of_nodes_is_fewer_where_more_are_not_to_be_had(make, capfd):
     compute = make(spread="hard").distribute("spmd", workers="1:3")
     remote = kt.fn(tasks.whoami).to(compute)
     assert [each["rank"] for each in remote()] == [0, 1]
-    assert "going on with 2 of 3 nodes" in capfd.readouterr().err
+    assert "starting with 2 of 3 nodes" in capfd.readouterr().err
     assert [each["rank"] for each in remote()] == [0, 1]

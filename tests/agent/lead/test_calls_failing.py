@@ -239,7 +239,7 @@ def test_no_call_starts_while_a_node_that_leaves_may_still_have_ranks():
         assert (await client.end_of(first)).state == "failed"
         second = client.call(make_profile(nodes=1))
         what = (await client.hear(CallWaiting, id=second)).what
-        assert what == "waiting for the ranks of node 1, out of sight, to have ended"
+        assert what == "waiting for the ranks of unreachable node 1 to end"
         assert compute.nodes[0].find(RunCall, id=second) == []
         await leaving.hang_up()
         (await compute.given(second)).finish()

@@ -136,7 +136,7 @@ def test_a_call_starts_with_those_that_are_there(tmp_path):
 
     ran, said = lead(tmp_path, story)
     assert ran == {0: [0, 1], 2: [2, 3]}
-    assert said == ["going on with 2 of 4 nodes, without node 1, node 3"]
+    assert said == ["starting with 2 of 4 nodes, without node 1, node 3"]
 
 
 def test_it_waits_for_all_a_while_and_only_once(tmp_path, monkeypatch):

@@ -1,8 +1,9 @@
-"""The calls of a compute: those that wait, the one that runs, those that ran lately; and how long none came.
+"""Calls of a compute: the queue, the history of recent calls, and the inactivity timer.
 
-First come, first served. Calls that ran stay for a while, so that a client that went away can ask again;
-of older ones it keeps that they were, so that no client is ever told that a call which ran was not heard
-of. Gives no orders: what is done with the call whose turn it is, is `agent.lead.calls.call_lead`.
+Recent calls are kept so that a client that reconnects can ask for their results. For older calls only a
+hash of the ID is kept. A call that ran is therefore never reported as unknown.
+
+Sends no orders. `agent.lead.calls.call_lead` decides what to do with the call whose turn it is.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from windlass.wire.payloads import forget
 
 KEPT_CALLS = 200
 KEPT_BYTES = 256 << 20
-KEPT_IDS = 50_000  # at least, and twice as many at most: a few MB
+KEPT_IDS = 50_000  # minimum, and half of the maximum, which takes a few MB
 
 
 class CallQueue:
-    """First come, first served, one at a time."""
+    """First-in, first-out queue that runs one call at a time."""
 
     def __init__(self) -> None:
         self.current: Call | None = None
@@ -36,95 +37,95 @@ class CallQueue:
 
     @property
     def idle_s(self) -> float:
-        """For how long nothing has been called; 0 while something runs or waits."""
+        """Seconds without any call, or 0 while a call runs or waits."""
         return time.monotonic() - self._idle_since_s if self.is_idle else 0.0
 
     def all(self) -> list[Call]:
-        """Those that wait and the one that runs."""
+        """Return all waiting calls, then the running one."""
         return [*self._waiting, *([self.current] if self.current else [])]
 
     def newest_first(self) -> Iterator[Call]:
-        """Those that wait, the last one first, and the one that runs."""
+        """Yield the waiting calls, newest first, then the running one."""
         yield from reversed(self._waiting)
         if self.current is not None:
             yield self.current
 
     def add(self, call: Call) -> list[Call]:
-        """Queue a call; returns those before it, less one that has ended and whose ranks only have to go."""
+        """Append a call and return the unfinished calls ahead of it."""
         before = [each for each in (self.current, *self._waiting) if each and not each.is_final]
         self._waiting.append(call)
         self.wake()
         return before
 
     def put_first(self, call: Call) -> None:
-        """Something is wrong with a call that never met the queue: it is first in it now."""
+        """Requeue a call that bypassed the queue, at the front."""
         if call not in self._waiting and not call.is_final:
             self._waiting.appendleft(call)
             self.wake()
 
     def remove(self, call: Call) -> bool:
-        """Take out a call that waits; whether it did."""
+        """Remove a waiting call. Return False if it was not waiting."""
         if call is self.current or call not in self._waiting:
             return False
         self._waiting.remove(call)
         return True
 
     def start_next(self) -> Call | None:
-        """Make the first one the current one, unless another one runs."""
+        """Make the first waiting call the current one and return it, or None if another call runs."""
         if not self._waiting or self.current not in (None, self._waiting[0]):
             return None
         self.current = self._waiting.popleft()
         return self.current
 
     def end_current(self) -> None:
-        """The current call is over: the next one's turn."""
+        """Clear the current call, so that the next one can start."""
         self.current = None
         self._idle_since_s = time.monotonic()
         if self._waiting:
             self.wake()
 
     def wake(self) -> None:
-        """Have whoever waits look again."""
+        """Wake the waiter."""
         self._woken.set()
 
     async def wait(self) -> None:
-        """Until there is something to look at."""
+        """Wait until the queue changes."""
         self._woken.clear()
         await self._woken.wait()
 
 
 class CallHistory:
-    """Calls by id, newest last."""
+    """Recent calls by ID, newest last, and hashes of the IDs of older ones."""
 
     def __init__(self) -> None:
         self._calls: OrderedDict[str, Call] = OrderedDict()
         self._held = 0
         self.num_calls = 0
-        # hashes of the ids of calls that are not kept any more: the last ones, and those before them
+        # hashes of the IDs of calls that are no longer kept: the latest, and those before them
         self._past: set[int] = set()
         self._older: set[int] = set()
-        self._older_until = 0  # no call in `_older` came later than as the so-manieth
-        self._lost_until = 0  # nor one of which there is no trace
+        self._older_until = 0  # upper bound on the sequence numbers in `_older`
+        self._lost_until = 0  # upper bound for calls whose hashes were dropped
 
     def __getitem__(self, call_id: str) -> Call:
         return self._calls[call_id]
 
     def forget(self, call: Call) -> None:
-        """As if it had never come."""
+        """Remove a call without a trace, as if it had not arrived."""
         self._calls.pop(call.id, None)
 
     def get(self, call_id: str) -> Call | None:
         return self._calls.get(call_id)
 
     def has_forgotten(self, call_id: str, *, since: int | None = None) -> bool:
-        """Whether a call was here that is not kept any more.
+        """Return whether a call was here but is no longer kept.
 
-        `since` so many calls were taken before it could come: where traces of later ones are lost, it is
-        taken to have been here. To say that it was not would make it run twice.
+        `since` is the number of calls taken before this one could arrive. The result is also True if hashes
+        of later calls are lost. Otherwise the client would repeat the call and it would run twice.
         """
         mark = hash(call_id)
-        is_vague = since is not None and since < self._lost_until
-        return mark in self._past or mark in self._older or is_vague
+        is_uncertain = since is not None and since < self._lost_until
+        return mark in self._past or mark in self._older or is_uncertain
 
     def __contains__(self, call_id: object) -> bool:
         return call_id in self._calls
@@ -134,7 +135,7 @@ class CallHistory:
         self.num_calls += 1
 
     def drop_listener(self, link: Link) -> list[Call]:
-        """Forget a client that is gone; the calls that it listened to."""
+        """Remove a disconnected client and return the calls that it listened to."""
         heard = [c for c in self._calls.values() if any(one.link is link for one in c.listeners)]
         for call in heard:
             call.listeners = [other for other in call.listeners if other.link is not link]
@@ -145,16 +146,16 @@ class CallHistory:
 
     @property
     def last_started(self) -> Call | None:
-        """The newest call that came to ranks."""
+        """Newest call that was sent to ranks, or None."""
         return next((c for c in reversed(self._calls.values()) if c.attempt is not None), None)
 
     def count_ahead(self, call: Call) -> int:
-        """How many calls that came before it have not ended."""
+        """Return the number of unfinished calls that arrived before a call."""
         calls = self.recent()
         return sum(not other.is_final for other in calls[: calls.index(call)])
 
     def settle(self, call: Call) -> None:
-        """A call has ended: its answers count, and the oldest ones go; the newest stays, however large."""
+        """Count the answers of a finished call and drop the oldest calls. The newest one always stays."""
         self._held += sum(answer.num_bytes for answer in call.answers.values())
         while len(self._calls) > KEPT_CALLS or (self._held > KEPT_BYTES and len(self._calls) > 1):
             oldest = next(iter(self._calls.values()))
@@ -179,7 +180,7 @@ class CallHistory:
 
 
 class Inactivity:
-    """Calls `end` once nothing was called for `ttl_s`; None: never."""
+    """Timer that calls `end` after `ttl_s` seconds without calls, or never if `ttl_s` is None."""
 
     def __init__(
         self, ttl_s: float | None, *, idle_s: Callable[[], float], end: Callable[[str], None]
@@ -190,14 +191,14 @@ class Inactivity:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, ttl_s: float | None) -> None:
-        """How long it stays, from now on."""
+        """Change the time limit."""
         self.ttl_s = ttl_s
         if self._timer is not None:
             self._timer.cancel()
         self.check()
 
     def check(self) -> None:
-        """End when nothing was called for long; else look again."""
+        """Call `end` if the time limit has passed. Otherwise check again when it can have passed."""
         if self.ttl_s is None:
             return
         idle_s = self._idle_s()

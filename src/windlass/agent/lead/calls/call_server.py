@@ -1,7 +1,7 @@
-"""What clients may ask of warm nodes, and how they are answered.
+"""Server for the clients of a compute: turns their messages into calls and answers their requests.
 
-Frames in, calls out. Keeps what a client sent ahead of a call on the same link: parts of its payload, changed
-code, the making of an object. When and where a call runs is `agent.lead.calls.call_lead`.
+Keeps what a client sends ahead of a call on the same connection: parts of its payload, changed code, and
+the constructor of an object. `agent.lead.calls.call_lead` decides when and where a call runs.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Visitor:
-    """One client's link, and what it has sent ahead."""
+class _Peer:
+    """Data that a peer has sent ahead on its connection."""
 
     parts: PartStore
     sync: tuple[SyncCode, bytes] | None = None
     constructor: tuple[MakeObject, bytes] | None = None
-    # what its calls have in common, and the shape of worlds that fit them
+    # common settings of its calls, and the shape of worlds that can run them
     profiles: dict[str, tuple[CallProfile, str]] = field(default_factory=dict)
 
 
 class CallServer:
-    """Server of a compute's clients. `projects` and `spill`, a folder for large payloads, are node 0's."""
+    """Server for a compute's clients. `projects` and `spill`, a folder for large payloads, are on node 0."""
 
     client_reads = CLIENT_TO_COMPUTE_LEAD
     node_reads = COMPUTE_NODE_TO_LEAD
@@ -83,8 +83,8 @@ class CallServer:
         self._lead = lead
         self._projects = projects
         self._spill = spill
-        self._visitors: dict[Link, _Visitor] = {}
-        self._born = os.urandom(8).hex()  # tells one lead of a compute from the next
+        self._peers: dict[Link, _Peer] = {}
+        self._born = os.urandom(8).hex()  # identifies this lead among those of the compute
         self._handlers: Handlers = {
             AskCall: self._take_call,
             PayloadPart: self.keep_part,
@@ -101,14 +101,14 @@ class CallServer:
         }
 
     def take(self, link: Link, message: Message, body: bytes) -> None:
-        """One thing a client says."""
+        """Process one message from a client."""
         self._handlers[type(message)](link, message, body)
 
     def leave(self, link: Link) -> None:
-        """A client hung up: its calls go on."""
-        visitor = self._visitors.pop(link, None)
-        if visitor is not None:
-            visitor.parts.drop()
+        """Remove a disconnected peer. Its calls continue, except streams without other listeners."""
+        peer = self._peers.pop(link, None)
+        if peer is not None:
+            peer.parts.drop()
         for call in self._lead.history.drop_listener(link):
             if call.asked.stream and not call.is_final:
                 self._lead.abandon(call)
@@ -116,7 +116,7 @@ class CallServer:
     # -- nodes ---------------------------------------------------------------------------------
 
     def join(self, link: Link, index: int, about: JoinLead) -> None:
-        """A node has come; large payloads go to it by parts, where it is on another machine."""
+        """Add a node. Large payloads go to it in parts if it is on another machine."""
 
         async def ship(key: str, path: str) -> None:
             await send_parts(link, key, path)
@@ -124,80 +124,78 @@ class CallServer:
         self._lead.join(index, link.send, about, ship=ship if self._context.is_pod else None)
 
     def keep_part(self, link: Link, message: Message, body: bytes) -> bool:
-        """Keep a part of a payload; whether it was one."""
+        """Keep a part of a payload. Return False for any other message."""
         if not isinstance(message, PayloadPart):
             return False
-        self._visitor(link).parts.take(message, body)
+        self._peer(link).parts.take(message, body)
         return True
 
     def with_file(self, link: Link, message: Message) -> Message:
-        """What a node says, with the file of the payload that came ahead of it."""
-        return self._visitor(link).parts.with_file(message)
+        """Return a node's message with the file of the payload that was sent ahead of it."""
+        return self._peer(link).parts.with_file(message)
 
-    def _visitor(self, link: Link) -> _Visitor:
-        visitor = self._visitors.get(link)
-        if visitor is None:
-            visitor = self._visitors[link] = _Visitor(
-                PartStore(self._spill, is_far=self._context.is_pod)
-            )
-        return visitor
+    def _peer(self, link: Link) -> _Peer:
+        peer = self._peers.get(link)
+        if peer is None:
+            peer = self._peers[link] = _Peer(PartStore(self._spill, is_far=self._context.is_pod))
+        return peer
 
     # -- calls ---------------------------------------------------------------------------------
 
     def _take_sync(self, link: Link, message: SyncCode, body: bytes) -> None:
-        """Keep it for the call that follows; one that does not fit what is here is told with that call."""
+        """Keep changed code for the next call. That call reports code that does not fit."""
         if message.base in (self._expected(message.project), EMPTY.digest):
-            self._visitor(link).sync = (message, body)
+            self._peer(link).sync = (message, body)
 
     def _take_constructor(self, link: Link, message: MakeObject, body: bytes) -> None:
-        self._visitor(link).constructor = (message, body)
+        self._peer(link).constructor = (message, body)
 
     def _take_profile(self, link: Link, message: SetProfile, _body: bytes) -> None:
-        """What calls have in common, once for all of them."""
+        """Keep the common settings of later calls."""
         profile = message.profile
         if profile.project.key and profile.project.digest:
             profile = profile.replaced(project=self._place(profile.project))
-        self._visitor(link).profiles[message.key] = (profile, shape_of(profile))
+        self._peer(link).profiles[message.key] = (profile, shape_of(profile))
 
     def _expected(self, key: str) -> str:
-        """The digest of a project once all calls have started that bring something of it."""
+        """Return the digest that a project has once the changes of all queued calls are applied."""
         for call in self._lead.queue.newest_first():
             if call.sync is not None and call.sync[0].project == key:
                 return call.sync[0].digest
         return self._projects.digest(key)
 
     def _take_call(self, link: Link, message: AskCall, body: bytes) -> None:
-        visitor, call_id = self._visitor(link), message.id
-        sync, visitor.sync = visitor.sync, None
-        constructor, visitor.constructor = visitor.constructor, None
-        if call_id in self._lead.history:  # said twice, over a line that broke
+        peer, call_id = self._peer(link), message.id
+        sync, peer.sync = peer.sync, None
+        constructor, peer.constructor = peer.constructor, None
+        if call_id in self._lead.history:  # repeated after a broken connection
             self._attend(link, call_id)
             return
         if self._lead.history.has_forgotten(call_id):
             link.send(CallForgotten(id=call_id))
             return
-        if self._lead.stop.is_asked:  # it is for the nodes that come after these
+        if self._lead.stop.is_asked:  # the next lead has to run it
             link.send(LeadEnding(id=call_id))
             return
-        if message.profile not in visitor.profiles:
-            raise ProtocolError(f"the call {call_id!r:.60} names a profile that was never said")
-        asked, shape = visitor.profiles[message.profile]
+        if message.profile not in peer.profiles:
+            raise ProtocolError(f"the call {call_id!r:.60} names a profile that was not sent")
+        asked, shape = peer.profiles[message.profile]
         key, here = asked.project.key, self._expected(asked.project.key)
-        if asked.project.digest == "as is":  # a callable by name: whatever code is here
+        if asked.project.digest == "as is":  # a callable by name runs with the current code
             asked = asked.replaced(project=asked.project.replaced(digest=here))
         digest = asked.project.digest
         if sync is not None and not (
             sync[0].project == key and sync[0].base in (here, EMPTY.digest)
         ):
-            sync = None  # it is of another project, or others brought something else since
+            sync = None  # for another project, or other changes were made since
         if digest and digest != (here if sync is None else sync[0].digest):
             link.send(CallAgain(id=call_id, has=here))
             return
         if asked.slot and not self._knows_object(asked) and constructor is None:
-            visitor.sync = sync  # the same call comes again without it
+            peer.sync = sync  # the repeated call does not send it again
             link.send(CallAgain(id=call_id, make=True, has=digest))
             return
-        file = self._find_file(visitor, message)
+        file = self._find_file(peer, message)
         call = Call(
             call_id, asked, message.sizes, body, shape, file, sync=sync, constructor=constructor
         )
@@ -207,17 +205,17 @@ class CallServer:
             link.send(CallAccepted(id=call_id))
         self._lead.ask(call)
 
-    def _find_file(self, visitor: _Visitor, message: AskCall) -> str:
-        """Where a large payload lies; a path of another machine is nobody's business."""
+    def _find_file(self, peer: _Peer, message: AskCall) -> str:
+        """Return the file of a large payload. Paths from other machines are ignored."""
         if message.payload:
-            return visitor.parts.claim(message.payload)
+            return peer.parts.claim(message.payload)
         return "" if self._context.is_pod else message.file
 
     def _knows_object(self, asked: CallProfile) -> bool:
         return not asked.instance or self._lead.pool.has_instance(asked.slot, asked.instance)
 
     def _place(self, project: ProjectPlace) -> ProjectPlace:
-        """Paths of a project that travelled are the nodes' own."""
+        """Replace the paths of a transferred project by those on the nodes."""
         root = f"{self._context.folder.code}/{project.key}"
 
         def place(path: str) -> str:
@@ -247,7 +245,7 @@ class CallServer:
             call.listeners.append(listener)
 
     def _deny(self, link: Link, call_id: str, since: int = 0) -> None:
-        """Say that a call is not known any more; only where that is certain, that it never was."""
+        """Report a call as no longer kept, or as unknown only if it certainly never arrived."""
         was_here = self._lead.history.has_forgotten(call_id, since=since)
         link.send(CallForgotten(id=call_id) if was_here else CallUnknown(id=call_id))
 
@@ -290,7 +288,7 @@ class CallServer:
         known = self._lead.setup
         if any(part is not None for part in (message.env, message.steps, message.hidden)):
             hidden = {**known.hidden, **(message.hidden or {})}
-            # every node has what this one was started with
+            # nodes already have the values that this agent was started with
             new = {k: v for k, v in hidden.items() if os.environ.get(k) != v}
             env = known.env if message.env is None else message.env
             steps = known.steps if message.steps is None else message.steps

@@ -1,7 +1,7 @@
-"""Nodes made ready for a call: here, with no ranks out of sight, with the call's code, and set up.
+"""Prepares nodes for a call: waits for them, sends them the call's code, and sets them up.
 
-Waits and sends orders to nodes; why a call cannot start are exceptions of the lead's own, and clients are
-told in words. Which ranks a call then runs on is `agent.lead.calls.world_pool`.
+Also waits until no unreachable node may still run ranks. If a call cannot start, raises exceptions that
+the lead handles. `agent.lead.calls.world_pool` decides which ranks run the call.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 
 class MustMake(Exception):
-    """The object that a call is for is gone, and only its client can make it anew."""
+    """Raised if the object of a call is gone. Only its client can recreate it."""
 
 
 class NotReady(Exception):
-    """A call cannot start, and why; `node` is the one to blame, if one is; `hint` says what to do."""
+    """Raised if a call cannot start. `node` is the node that caused it, and `hint` describes the fix."""
 
     kind = FailureKind.START_FAILED
 
@@ -44,13 +44,13 @@ class NotReady(Exception):
 
 
 class NotSetUp(NotReady):
-    """A step of the image failed."""
+    """Raised if an image step failed."""
 
     kind = FailureKind.STEP_FAILED
 
 
 class ReadyNodes:
-    """What calls need of nodes, and what each has of it; `setup` tells the set-up that is wanted now."""
+    """Readiness of nodes for calls. `setup` returns the set-up that nodes need now."""
 
     def __init__(
         self,
@@ -63,32 +63,32 @@ class ReadyNodes:
         self._changed = changed
         self._projects = projects
         self._setup = setup
-        self._given_up: set[int] = set()  # nodes that a call went on without
+        self._given_up: set[int] = set()  # nodes that a call started without
         self.handlers: Handlers = {CodeSynced: self._take_synced, NodeSetUp: self._take_set_up}
 
     def is_up_to_date(self, index: int, asked: CallProfile) -> bool:
-        """Whether a node has the code and the set-up that a call wants."""
+        """Return whether a node has the code and the set-up that a call needs."""
         node = self._nodes.get(index)
         if node is None or node.setup != self._setup().digest:
             return False
         project = asked.project
         return not project.digest or node.digests.get(project.key) == project.digest
 
-    # -- being there ---------------------------------------------------------------------------
+    # -- joining ------------------------------------------------------------------------------
 
     async def wait_for(self, call: Call, indexes: Sequence[int]) -> None:
-        """Until these nodes are here, and none that is out of sight can have ranks of an earlier call."""
+        """Wait until these nodes have joined and no unreachable node can have ranks of an earlier call."""
         await self._wait_for_nodes(call, indexes)
         one_world = self._nodes.one_world
         if unseen := one_world.unseen():
-            what = f"waiting for the ranks of {_name_nodes(unseen)}, out of sight, to have ended"
+            what = f"waiting for the ranks of unreachable {_name_nodes(unseen)} to end"
             call.tell_waiting(CallWaiting(id=call.id, what=what))
             await self._changed.until(
                 lambda: not one_world.unseen() or call.stop is not None, timeout_s=None
             )
 
     async def _wait_for_nodes(self, call: Call, indexes: Sequence[int]) -> None:
-        """All of them; where fewer will do, for the others only so long, and once."""
+        """Wait for all nodes. If fewer are enough, wait for the others once, for a limited time."""
         asked, limit_s = call.asked.world, call.asked.launch_timeout_s
         self._given_up &= set(self._nodes.missing(self._given_up))
         if not set(self._nodes.missing(indexes)) - self._given_up:
@@ -118,13 +118,13 @@ class ReadyNodes:
         if self._given_up:
             num_here = len(indexes) - len(self._given_up)
             without = f"without {_name_nodes(self._given_up)}"
-            line = f"going on with {num_here} of {len(indexes)} nodes, {without}"
+            line = f"starting with {num_here} of {len(indexes)} nodes, {without}"
             call.tell(CallSaid(id=call.id, line=line))
 
     # -- code ----------------------------------------------------------------------------------
 
     def sync(self, call: Call, indexes: Sequence[int]) -> None:
-        """Send each node the code it lacks; what follows on its link finds it there."""
+        """Send each node the code it lacks. Later messages on the same connection can rely on it."""
         key, digest = call.asked.project.key, call.asked.project.digest
         if not digest or self._projects is None:
             return
@@ -148,7 +148,7 @@ class ReadyNodes:
         if projects.digest(call.asked.project.key) == call.asked.project.digest:
             return
         if call.sync is None:
-            raise NotReady("the project's code is not here; call again")
+            raise NotReady("node 0 does not have the project's code. Repeat the call")
         try:
             projects.apply(*call.sync)
         except WindlassError as error:
@@ -163,7 +163,7 @@ class ReadyNodes:
     # -- set-up --------------------------------------------------------------------------------
 
     async def set_up(self, call: Call, indexes: Sequence[int], before: Callable[[], None]) -> None:
-        """Have nodes do the set-up that they have not done; `before` it starts, all ranks are given up."""
+        """Set up the nodes that need it. Calls `before`, which gives up all ranks, before the first one."""
         wanted = self._setup().digest
         todo = [index for index in indexes if self._lacks_setup(index)]
         if not todo:
@@ -201,13 +201,14 @@ def make_setup(
     steps: Sequence[ImageStep],
     hidden: Mapping[str, str] | None = None,
 ) -> SetUpNode:
-    """The order to set up nodes; nothing to do has an empty digest.
+    """Return the order to set up nodes. Its digest is empty if there is nothing to do.
 
-    `hidden` are values of secrets that changed since the nodes started: told to nodes, shown to nobody.
+    `hidden` has the values of secrets that changed since the nodes started. Nodes get them, but they are
+    never displayed.
     """
-    told = {"env": env, "steps": to_json(steps), "hidden": hidden or {}}
-    text = json.dumps(told, sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest() if any(told.values()) else ""
+    content = {"env": env, "steps": to_json(steps), "hidden": hidden or {}}
+    text = json.dumps(content, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest() if any(content.values()) else ""
     return SetUpNode(env=env, steps=steps, hidden=hidden or {}, digest=digest)
 
 

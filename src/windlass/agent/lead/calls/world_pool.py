@@ -1,8 +1,8 @@
-"""The worlds of a compute that wait for calls: those that are kept in slots, and a spare one.
+"""Pool of the worlds of a compute that wait for calls: those kept in slots, and a spare one.
 
-Makes worlds when asked, keeps them, gives them up. Worlds of one shape, which is all that their ranks
-were forked with, can stand in for each other. Which call runs on which world, and when, is
-`agent.lead.calls.call_lead`.
+Creates, keeps and ends worlds. The shape of a world is everything that its ranks were forked with. Worlds
+of the same shape are interchangeable. `agent.lead.calls.call_lead` decides which call runs on which world,
+and when.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STORE_S = 30.0
 
 
 def shape_of(asked: CallProfile) -> str:
-    """What a call wants of the ranks that run it, as a text to compare."""
+    """Return the requirements of a call on its ranks, as a string to compare."""
     project = asked.project
     place = [project.cwd, project.root, project.paths]
     forked = [asked.preload, asked.store, asked.start, asked.framework, asked.sizes]
@@ -43,7 +43,7 @@ def shape_of(asked: CallProfile) -> str:
 
 
 class WorldPool:
-    """Worlds by what they can be called for."""
+    """Pool of waiting worlds: one for each slot, and a spare one."""
 
     def __init__(
         self,
@@ -62,18 +62,18 @@ class WorldPool:
         self._clusters = clusters
         self._changed = changed
         self._status_writer = status_writer
-        self._first_nodes = nodes.plan.nodes  # as the plan's file has them
+        self._first_nodes = nodes.plan.nodes  # as in the plan file
         self._slots: dict[str, World] = {}
         self._spare: World | None = None
         self._numbers = itertools.count()  # of worlds and of stores
 
     def has_instance(self, slot: str, instance: str) -> bool:
-        """Whether the object of a kept world is alive."""
+        """Return whether the object of a kept world is alive."""
         world = self._slots.get(slot)
         return world is not None and world.is_alive and world.instance == instance
 
     def scale(self, num_nodes: int, *, ends_others: bool = False) -> None:
-        """So many nodes from now on; `ends_others`: agents beyond are told that they are not needed."""
+        """Set the number of nodes. With `ends_others`, order the agents beyond it to exit."""
         plan = self._nodes.plan
         nodes = make_nodes(num_nodes, plan.nodes[0].num_ranks, job_name=plan.name)
         self._nodes.resize(plan.with_nodes(nodes))
@@ -84,7 +84,7 @@ class WorldPool:
     # -- finding a world -----------------------------------------------------------------------
 
     def find(self, call: Call) -> World | None:
-        """A world that can take this call at once."""
+        """Return a world that can take this call immediately, or None."""
         asked = call.asked
         world = self._slots.get(asked.slot) if asked.slot else self._spare
         if world is None or not world.is_alive or world.shape != call.shape:
@@ -104,9 +104,9 @@ class WorldPool:
         return world
 
     async def prepare(self, call: Call) -> World | None:
-        """Bring nodes, code and ranks to where the call can start; None when it was ended meanwhile."""
+        """Prepare nodes, code and ranks for a call. Return None if the call was stopped meanwhile."""
         asked, ready_nodes = call.asked, self._ready_nodes
-        if asked.world.nodes > len(self._nodes.plan.nodes):  # of which an earlier lead knew
+        if asked.world.nodes > len(self._nodes.plan.nodes):  # an earlier lead was scaled up
             self.scale(asked.world.nodes)
         while True:
             wanted = make_world_nodes(self._nodes.plan, asked.world)
@@ -127,20 +127,20 @@ class WorldPool:
                 return world
             await self._make_room(call)
             if all(ready_nodes.is_up_to_date(index, asked) for index in indexes):
-                break  # else one went away meanwhile, and whoever comes in its place has nothing
+                break  # otherwise a node was replaced meanwhile and has nothing yet
         made = self._make(call, plan)
         self._have_met(made, asked)
         return made
 
     def _has_grown(self, world: World, call: Call) -> bool:
-        """Whether more nodes came since a world was made of those that were there."""
+        """Return whether a call would get more nodes than a world has, because others have joined since."""
         asked = call.asked.world
         if asked.min_nodes == asked.nodes:
             return False
         return len(self._plan_world(call).nodes) > len(world.nodes)
 
     def _plan_world(self, call: Call) -> Plan:
-        """The nodes and ranks of a call: all that it asks for, or those that are here if they will do."""
+        """Return the plan of a call: with all requested nodes, or with those that have joined if enough."""
         asked = call.asked.world
         here = None
         if asked.min_nodes < asked.nodes:
@@ -148,7 +148,7 @@ class WorldPool:
         plan = replace(self._nodes.plan, framework=call.asked.framework)
         return plan.with_nodes(make_world_nodes(plan, asked, here))
 
-    # -- where its ranks meet ------------------------------------------------------------------
+    # -- meeting points -----------------------------------------------------------------------
 
     def meet(self, world: World) -> dict[str, str]:
         """Return the variables by which the ranks of a world find each other."""
@@ -162,7 +162,7 @@ class WorldPool:
         return load_framework(world.plan.framework).make_call_env(place.describe(address))
 
     def _have_met(self, world: World, asked: CallProfile) -> bool:
-        """Whether a world has its meeting point now; not while the store is not open yet."""
+        """Set the meeting point of a world if possible. Return False while the store is not open."""
         if world.meeting is not None:
             return True
         if not asked.store:
@@ -183,7 +183,7 @@ class WorldPool:
             self._stores.do_without(store)
 
     async def _await_cluster(self, call: Call, indexes: list[int]) -> bool:
-        """Until the framework's own processes are on all nodes, where they stay; False if that is over."""
+        """Wait until the framework's own processes run on all nodes. Return False if the cluster is lost."""
         asked = call.asked
         sizes, number = asked.sizes or NodeSizes(), next(self._numbers)
         own = load_framework(asked.framework).cluster
@@ -215,7 +215,7 @@ class WorldPool:
             self._stores.open(asked.framework, number, asked.preload, is_shared=True)
 
     def renew_store(self, asked: CallProfile) -> None:
-        """Open another store in place of one that has served for long and that no world uses any more."""
+        """Replace a store that has served many calls and that no world uses any more."""
         in_use = [world.meeting for world in self._worlds.all()]
         if asked.store and self._stores.is_worn(asked.framework, in_use):
             self._stores.close(asked.framework)
@@ -224,7 +224,7 @@ class WorldPool:
     # -- making a world ------------------------------------------------------------------------
 
     async def _make_room(self, call: Call) -> None:
-        """End the ranks that those of a new world would stand beside."""
+        """End the spare world and the world in the call's slot, so that a new world can be created."""
         if call.asked.instance and call.constructor is None:
             raise MustMake
         if self._spare is not None:
@@ -260,13 +260,13 @@ class WorldPool:
         return world
 
     def make_spare(self, call: Call) -> None:
-        """Have the ranks of the next call forked before it comes, if it is like this one."""
+        """Fork the ranks of a spare world, for a next call of the same shape."""
         plan = self._plan_world(call)
         if self._spare is None and not self._nodes.missing(node.index for node in plan.nodes):
             self._spare = self._make(call, plan)
 
     def put_back(self, world: World | None) -> None:
-        """A world that a call took and did not use waits for the next one."""
+        """Return an unused world to the pool, or end it if there is already a spare."""
         if world is None or world.slot:
             return
         if self._spare is None and world.is_alive:
@@ -275,17 +275,17 @@ class WorldPool:
             self.dismiss(world, now=True)
 
     async def send_call(self, world: World, order: RunCall, path: str) -> None:
-        """A call whose payload lies in a file: to other machines it goes ahead by parts."""
+        """Send a call with its payload in a file. Other machines get the payload first, in parts."""
         nodes = [node for index in world.rank_nodes if (node := self._nodes.get(index)) is not None]
         for node in nodes:
             if node.ship is None:
                 node.send(order.replaced(file=path), b"")
         await asyncio.gather(*(_ship(node, order, path) for node in nodes))
 
-    # -- giving worlds up ----------------------------------------------------------------------
+    # -- ending worlds ------------------------------------------------------------------------
 
     def dismiss(self, world: World, *, now: bool, signum: int | None = None) -> None:
-        """End a world's ranks; those that work are asked with `signum`."""
+        """End a world's ranks. Ranks that work get `signum`."""
         if isinstance(world.meeting, Store):
             self._stores.leave(world.meeting)
         world.meeting = None
@@ -303,12 +303,12 @@ class WorldPool:
         self._clusters.drop_all()
 
     def _give_up_all(self) -> None:
-        """Nodes start their fork servers anew: what these had forked goes with them."""
+        """Mark all worlds as dead, because nodes restart their fork servers, which ends all ranks."""
         for world in self._worlds.all():
             world.is_alive = False
         self._spare = None
         self._stores.drop_all()
-        self._clusters.drop_all(close=True)  # some nodes may keep theirs
+        self._clusters.drop_all(close=True)  # on some nodes the processes may still run
 
 
 def _make_fork_order(world: World, asked: CallProfile) -> ForkWorld:
@@ -333,6 +333,6 @@ def _make_fork_order(world: World, asked: CallProfile) -> ForkWorld:
 async def _ship(node: JoinedNode, order: RunCall, path: str) -> None:
     if node.ship is None:
         return
-    with contextlib.suppress(OSError):  # then its link breaks, which is heard of
+    with contextlib.suppress(OSError):  # a broken connection is reported as a lost node
         await node.ship(path, path)
         node.send(order.replaced(payload=path), b"")
