@@ -102,13 +102,13 @@ def test_an_id_that_cannot_be_downloaded_is_told_with_what_helps(folder, monkeyp
     monkeypatch.setattr(hub, "snapshot_download", refuse)
     asked = read_llm_options(["--model", "org/name", "--train-file", "train.jsonl"], {})
     with pytest.raises(
-        SpecError, match=r"org/name cannot be had: 401 Client Error: gated"
+        SpecError, match=r"org/name could not be downloaded: 401 Client Error: gated"
     ) as caught:
         download(asked, lambda text: None)
     assert "HF_TOKEN" in caught.value.hint
     words = ["--model", "org/name", "--train-file", "train.jsonl", "--local-files-only"]
     monkeypatch.setenv("HF_HUB_CACHE", str(folder))
-    with pytest.raises(SpecError, match="org/name is no folder, and is not in the hub's cache"):
+    with pytest.raises(SpecError, match="org/name is not a folder and is not in the hub's cache"):
         check_files(read_llm_options(words, {}))
 
 
@@ -148,7 +148,7 @@ def test_options_come_from_flags_and_yaml(tmp_path):
     assert read.lr == 2e-4  # adapters bear more
     assert options().lr == 2e-5
     assert options(environ={"MLFLOW_TRACKING_URI": "http://x"}).trackers == ("mlflow",)
-    with pytest.raises(SpecError, match="no model was named"):
+    with pytest.raises(SpecError, match="no model given"):
         read_llm_options([], {})
     with pytest.raises(SpecError, match="--precision int8"):
         options("--precision", "int8")
@@ -178,7 +178,7 @@ def test_what_would_do_nothing_is_refused(words, hint):
 
 def test_a_config_that_holds_no_settings_is_named(tmp_path):
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(SpecError, match=r"config\.json holds no settings"):
+    with pytest.raises(SpecError, match=r"config\.json is not a JSON object"):
         read_hf_config(tmp_path)
 
 

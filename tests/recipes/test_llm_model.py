@@ -211,5 +211,5 @@ def test_weights_of_another_model_are_named(tmp_path):
         load_llama(tmp_path)
     wrong = {**model.state_dict(), "model.norm.weight": torch.ones(3)}
     save_weights(wrong, tmp_path, hf_config=make_hf_config(TINY), dtype=torch.float32)
-    with pytest.raises(SpecError, match=r"is \(3,\), and the model wants \(32,\)"):
+    with pytest.raises(SpecError, match=r"is \(3,\), but the model needs \(32,\)"):
         load_llama(tmp_path)

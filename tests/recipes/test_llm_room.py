@@ -110,7 +110,7 @@ def find_room(config, *words, memory_gib=H200_GIB, length=2048, shape=ALONE):
 def test_the_largest_models_that_trained_are_not_refused(config, words):
     settled, said = find_room(config, *words, length=4096)
     assert settled.micro_batch == 1
-    assert said[-1].startswith("this may not fit; what takes less: ")
+    assert said[-1].startswith("this may not fit; options that need less: ")
 
 
 def test_a_model_that_was_seen_not_to_fit_is_refused():
@@ -161,7 +161,7 @@ def test_a_model_that_never_fits_is_refused_with_the_numbers():
         "would take some 1047 GiB of the GPU's 140"
     )
     assert refused.value.hint == (
-        "what takes less: --optimizer adamw8bit, --lora 16, --strategy fsdp over more GPUs, "
+        "options that need less: --optimizer adamw8bit, --lora 16, --strategy fsdp over more GPUs, "
         "a smaller --length; --micro-batch 1 --checkpoint-activations tries it without this estimate"
     )
 
@@ -310,7 +310,7 @@ def test_a_gpu_without_room_is_explained_with_its_numbers():
         "of 139.80 GiB of which 1.20 GiB is free"
     )
     assert explained.value.hint == (
-        "what takes less: --micro-batch 4, --checkpoint-activations, --optimizer adamw8bit, "
+        "options that need less: --micro-batch 4, --checkpoint-activations, --optimizer adamw8bit, "
         "--lora 16, --strategy fsdp over more GPUs, a smaller --length"
     )
     with (

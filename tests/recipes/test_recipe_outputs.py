@@ -51,7 +51,7 @@ def test_a_fine_tuning_names_it_before_the_model_is_loaded(tmp_path, capsys):
 
 def test_a_run_on_a_url_is_not_copied_to_another():
     words = ["--model", "m", "--out", "s3://bucket/runs", "--sync-to", "s3://other"]
-    with pytest.raises(SpecError, match="--out s3://bucket/runs is a URL already"):
+    with pytest.raises(SpecError, match="--out s3://bucket/runs is already a URL"):
         read_llm_options(words, {})
 
 

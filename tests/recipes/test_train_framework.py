@@ -83,7 +83,7 @@ def test_a_model_that_cannot_take_packed_rows_is_refused():
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     mistral = HfCausalLM(MistralForCausalLM(MistralConfig(**sizes, **heads, sliding_window=64)))
     check_packing(mistral.eval(), 300, length=64)
-    with pytest.raises(SpecError, match="sees 64 tokens at a time") as caught:
+    with pytest.raises(SpecError, match="attends to 64 tokens at a time") as caught:
         check_packing(mistral, 300, length=65)
     assert "--no-pack" in caught.value.hint
     bloom = BloomForCausalLM(BloomConfig(vocab_size=300, hidden_size=32, n_layer=1, n_head=4))

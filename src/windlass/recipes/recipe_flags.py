@@ -1,4 +1,4 @@
-"""What the programs of this folder say to `--help`, and to flags that cannot be. Without torch."""
+"""Help, default settings and error reports that the recipes' programs share. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from windlass import names
 from windlass.errors import EngineError, SpecError
 from windlass.train.trainer.trainer_options import TrainerOptions, describe_flags, is_help_asked
 
-RUN_ID = {"run_id": "run"}  # torchrun takes --run for its own, wherever it stands
-OUT_CLAIM = "/out"  # where guides mount a claim for outputs
+RUN_ID = {"run_id": "run"}  # torchrun takes --run for itself, wherever it appears
+OUT_CLAIM = "/out"  # where the guides mount a claim for outputs
 
 
 def end_with_help(
@@ -26,14 +26,14 @@ def end_with_help(
     *,
     hidden: Collection[str] = (),
 ) -> None:
-    """Print what the program is and its flags with their defaults, and end, if that was asked for."""
+    """Print the program's description and its flags with defaults, then exit, if help was requested."""
     if is_help_asked(words):
         sys.stdout.write(f"{about or ''}\n{describe_flags(options_type, {}, hidden=hidden)}")
         raise SystemExit(0)
 
 
 def rename_flags(words: Sequence[str], aliases: Mapping[str, str]) -> list[str]:
-    """The words with other names of flags as ours; names as in Python, with _ for -."""
+    """Replace aliases of flags by their names here. `aliases` uses _ instead of -."""
     renamed = []
     for word in words:
         flag, equals, value = word.partition("=")
@@ -43,7 +43,7 @@ def rename_flags(words: Sequence[str], aliases: Mapping[str, str]) -> list[str]:
 
 
 def guess_out(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The setting `out`: a claim for outputs, where one is mounted and no launcher says otherwise."""
+    """Return the setting `out`: the mounted claim for outputs, unless the launcher sets another folder."""
     has_claim = os.path.isdir(OUT_CLAIM) and os.access(OUT_CLAIM, os.W_OK)
     return {"out": OUT_CLAIM} if has_claim and not environ.get(names.OUT) else {}
 
@@ -54,7 +54,7 @@ def guess_trackers(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def check_writable(folder: Path) -> None:
-    """Have a folder for outputs, or say that it cannot be; before anything is computed for it."""
+    """Create a folder for outputs, and raise SpecError if it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         trouble = "" if os.access(folder, os.W_OK) else "permission denied"
@@ -63,24 +63,24 @@ def check_writable(folder: Path) -> None:
     if trouble:
         raise SpecError(
             f"the folder {folder} cannot be written: {trouble}",
-            hint="--out names another; in a pod, is the volume mounted, and may its user write there?",
+            hint="pass another with --out; in a pod, is the volume mounted and writable for its user?",
         )
 
 
 @contextlib.contextmanager
 def explain_unwritten(what: str) -> Iterator[None]:
-    """Tell what the system said of a file that could not be written, and how to go on."""
+    """Raise EngineError with the system's reason if a file cannot be written, and with how to continue."""
     try:
         yield
     except OSError as error:
         raise EngineError(
             f"{what} was not written: {error.strerror or error}",
-            hint="make room there; the same command goes on with what is trained, and writes it again",
+            hint="free some space there and run the same command again; it resumes and writes the file",
         ) from error
 
 
 def exit_on_error(main: Callable[..., None]) -> Callable[..., None]:
-    """Tell what was wrong with flags or with the machine in two lines, and exit, rather than a traceback."""
+    """Report errors in flags or on the machine in two lines and exit, without a traceback."""
 
     @functools.wraps(main)
     def call(*args: Any, **kwargs: Any) -> None:
@@ -94,7 +94,7 @@ def exit_on_error(main: Callable[..., None]) -> Callable[..., None]:
 
 
 def import_or_explain(library: str, extra: str) -> None:
-    """Import a library, or say how it is installed."""
+    """Import a library, or raise SpecError with the command that installs it."""
     try:
         importlib.import_module(library)
     except ModuleNotFoundError as error:

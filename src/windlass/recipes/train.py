@@ -1,13 +1,13 @@
-"""A smoke test of distributed training: a small classifier on synthetic data, done in seconds.
+"""Smoke test of distributed training: a small classifier on synthetic data, done in seconds.
 
     windlass run -m windlass.recipes.train --nodes 2 --procs 2 -- --epochs 2
     torchrun --nproc-per-node 2 -m windlass.recipes.train --epochs 2
     python -m windlass.recipes.train
 
-Prints `[DDP] [TRAIN] [VALID] [EPOCH] [DONE]` lines that can be grepped. Flags, with defaults: --epochs 2
---batch 256 (samples of a step over all ranks) --samples 4096 --features 128 --classes 4 --lr 3e-3 --seed 42,
-and every other setting of `windlass.train.TorchTrainer`, see --help. With MLFLOW_TRACKING_URI set, metrics
-go there too, unless --trackers says otherwise.
+Prints `[DDP] [TRAIN] [VALID] [EPOCH] [DONE]` lines that are easy to grep. Flags, with defaults: --epochs 2
+--batch 256 (samples per step over all ranks) --samples 4096 --features 128 --classes 4 --lr 3e-3 --seed 42.
+Every other setting of `windlass.train.TorchTrainer` works too, see --help. If MLFLOW_TRACKING_URI is set,
+metrics also go there, unless --trackers overrides it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from windlass.train.trainer.torch_trainer import TorchTrainer
 from windlass.train.trainer.trainer_options import TrainerOptions
 
 _NUM_HIDDEN = 128
-_VALIDATION_SHARE = 8  # one in so many samples
+_VALIDATION_SHARE = 8  # one in eight samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmokeOptions(TrainerOptions):
-    """The settings of the smoke test."""
+    """Settings of the smoke test."""
 
     epochs: int | None = 2
     batch: int = 256
@@ -51,18 +51,18 @@ class SmokeOptions(TrainerOptions):
     classes: int = 4
     lr: float = 3e-3
     scheduler: str = "cosine"
-    checkpoint_every: int | str | None = 0  # none: it is done in seconds
+    checkpoint_every: int | str | None = 0  # none, because it is done in seconds
     run: str = "smoke"
 
 
 class SmokeTrainer(TorchTrainer):
-    """Which of several centres was a point drawn around?"""
+    """Trainer of a classifier that finds the centre around which a point was drawn."""
 
     options_type = SmokeOptions
     options: SmokeOptions
 
     def create_model_loss_optimizer(self) -> None:
-        """A classifier with one hidden layer; the same weights on every rank."""
+        """Build a classifier with one hidden layer. It starts with the same weights on every rank."""
         options = self.options
         self.model = nn.Sequential(
             nn.Linear(options.features, _NUM_HIDDEN),
@@ -72,16 +72,17 @@ class SmokeTrainer(TorchTrainer):
         self.loss = nn.functional.cross_entropy
 
     def create_dataloaders(self) -> None:
-        """Training and validation data; loaders of both are made by the trainer."""
+        """Create training and validation data. The trainer makes the loaders of both."""
         self.train_dataset, self.validation_dataset = make_data(self.options)
         TorchTrainer.create_dataloaders(self)
 
 
 def make_data(options: SmokeOptions) -> tuple[TensorDataset, TensorDataset]:
-    """Points around one centre a class; the same on every rank, since they depend on the seed alone."""
+    """Return points around one centre per class. They depend only on the seed, so all ranks agree."""
     if min(options.samples, options.features, options.classes) < 1:
         raise SpecError(
-            "samples, features and classes are numbers from 1 up", hint="leave them out"
+            "samples, features and classes must be at least 1",
+            hint="leave them out for the defaults",
         )
     rng = torch.Generator().manual_seed(options.seed)
     centres = torch.randn(options.classes, options.features, generator=rng)
@@ -93,7 +94,7 @@ def make_data(options: SmokeOptions) -> tuple[TensorDataset, TensorDataset]:
 
 
 def accuracy(output: Any, target: Any) -> Any:
-    """The share of points whose class is found."""
+    """Return the share of points whose class is predicted correctly."""
     return (output.argmax(dim=-1) == target).float().mean()
 
 

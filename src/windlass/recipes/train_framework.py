@@ -1,12 +1,12 @@
-"""Fine-tuning of a causal language model: Hugging Face's weights in and out, on one process or on many.
+"""Fine-tune a causal language model with Hugging Face's weights, on one process or on many.
 
     windlass run -m windlass.recipes.train_framework --gpus 8 -- --model meta-llama/Llama-3.2-1B
     torchrun --nproc-per-node 8 -m windlass.recipes.train_framework --model-local-dir /models/NAME \\
         --tokenizer-local-dir /models/NAME --local-files-only
 
-Reads /data/train.jsonl and /data/val.jsonl: rows with `text`, or with `messages`, of which the assistant's
-part is learned. Writes /out/<run>: checkpoints, metrics.jsonl, export/final and export/best for transformers.
-Goes on where it was stopped. Prints [MODEL] [DATA] [DDP] [TRAIN] [VALID] [EPOCH] [DONE] [EXPORT].
+Reads /data/train.jsonl and /data/val.jsonl. Rows have `text`, or `messages`, of which only the assistant's
+part is trained. Writes /out/<run>: checkpoints, metrics.jsonl, export/final and export/best for transformers.
+Resumes where it stopped. Prints [MODEL] [DATA] [DDP] [TRAIN] [VALID] [EPOCH] [DONE] [EXPORT].
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(words: list[str] | None = None) -> None:
 
 
 def fine_tune(options: LlmOptions, *, token: str = "") -> None:
-    """Train as the options say, then export and copy what came of it."""
+    """Train with the options, then export and copy the result."""
     import torch.distributed as dist
 
     from windlass.recipes.llm.folder_sync import open_store
@@ -54,7 +54,7 @@ def fine_tune(options: LlmOptions, *, token: str = "") -> None:
     from windlass.train.parallel.context import get_context
 
     if options.sync_to:
-        open_store(options.sync_to)  # refused now, rather than after days of training
+        open_store(options.sync_to)  # an invalid URL fails here, not after days of training
     context = get_context(device=options.device)
     if token and not options.local_files_only:
         _say(context, "MODEL", f"token of the hub from {token}")
@@ -76,7 +76,7 @@ def fine_tune(options: LlmOptions, *, token: str = "") -> None:
 
 
 def _sync(context: Context, folder: Path, url: str) -> None:
-    """Copy the run's files, node by node: what a shared folder holds is then copied once."""
+    """Copy the run's files node by node, so that a shared folder is copied only once."""
     from windlass.recipes.llm.folder_sync import sync_folder
 
     for node in range(context.num_nodes):

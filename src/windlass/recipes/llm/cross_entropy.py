@@ -1,13 +1,13 @@
-"""The head of a language model and its cross entropy in one, without ever holding all logits.
+"""The head of a language model and its cross entropy in one function that never holds all logits.
 
-Tokens go through in chunks; each chunk's gradient is computed while its logits are there, in the forward
-pass, so the backward pass neither repeats the head's matmul nor remembers it. What is kept is one gradient of
-the hidden states and one of the head's weight. The loss is a sum times `scale`: whoever calls divides by the
-valid tokens of the whole step, over all ranks and micro-batches, which no single batch knows.
+Tokens are processed in chunks. The forward pass computes each chunk's gradient while its logits are in
+memory, so the backward pass neither repeats the head's matmul nor stores it. Only the gradients of the hidden
+states and of the head's weight are kept. The loss is a sum times `scale`. The caller divides by the valid
+tokens of the whole step, over all ranks and micro-batches, because no single batch knows that number.
 
-`score` takes one chunk's logits and puts their gradient in their place. On a GPU that is one Triton kernel, a
-row at a time: it reads a row twice, the second time from the cache, and writes the gradient over it, in half
-the time of what torch.compile makes of the same. Elsewhere, plain PyTorch.
+`score` replaces one chunk's logits by their gradient. On a GPU it is one Triton kernel that handles a row at
+a time. The kernel reads a row twice, the second time from the cache, and overwrites it with the gradient.
+That takes half the time of the code that torch.compile generates. Elsewhere `score` is plain PyTorch.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from windlass.train.data.token_packing import IGNORED
 
 _BLOCK = 4096
 _WARPS = 8
-CHUNK_BYTES = 4 << 30  # of one chunk's logits
+CHUNK_BYTES = 4 << 30  # size of one chunk's logits
 _HAS_OUT_DTYPE = "dtype_out" in torch.ops.aten.addmm.overloads()
 
 
 def score(
     logits: Tensor, labels: Tensor, scale: Tensor, *, needs_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """The summed loss of (tokens, vocabulary), and `scale` times its gradient, in the dtype of the logits.
+    """Return the summed loss of logits (tokens, vocabulary), and `scale` times its gradient.
 
-    Logits and labels are contiguous. The logits may be written over; where no gradient is needed, what comes
-    second is not one.
+    The gradient has the dtype of the logits. Logits and labels must be contiguous. The logits may be
+    overwritten. With `needs_gradient=False` the second value is undefined.
     """
     if not can_launch(logits) or logits.dtype == torch.float64:
         return _score(logits, labels, scale)
@@ -49,7 +49,7 @@ def score(
 
 
 def widen(tensor: Tensor) -> torch.dtype:
-    """float32, or float64 for what is in float64 already."""
+    """Return float32, or float64 for a tensor in float64."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
@@ -83,7 +83,7 @@ def _score_kernel(  # type: ignore[no-untyped-def]
         label < width
     )  # what is neither known nor ignored makes the loss NaN
     target = tl.load(first + label, is_known, other=float("nan")).to(tl.float32)
-    most = tl.full((BLOCK,), -1e30, tl.float32)  # by lane, so that no block waits for a reduction
+    most = tl.full((BLOCK,), -1e30, tl.float32)  # one per lane, so no block waits for a reduction
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)
@@ -113,12 +113,12 @@ def linear_cross_entropy(
     scale: float | Tensor = 1.0,
     chunk: int | None = None,
 ) -> Tensor:
-    """`scale` times the summed cross entropy of `hidden @ weight.T` against labels, as a float32 scalar.
+    """Return `scale` times the summed cross entropy of `hidden @ weight.T` against labels, in float32.
 
     hidden: (..., width), in the dtype to compute in. weight: (vocabulary, width), in any dtype.
-    labels: (...), already shifted; IGNORED where a token has no part.
-    scale: a number, or a tensor on the device of `hidden` (which costs no wait for the GPU).
-    chunk: tokens at a time; chosen by CHUNK_BYTES unless given.
+    labels: (...), already shifted, with IGNORED for tokens that do not count.
+    scale: a number, or a tensor on the device of `hidden` (which avoids a wait for the GPU).
+    chunk: tokens at a time (default: chosen by CHUNK_BYTES).
     """
     rows = hidden.reshape(-1, hidden.shape[-1])
     chunk = chunk or _choose_chunk(weight.shape[0] * hidden.element_size())
@@ -179,12 +179,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _choose_chunk(token_bytes: int) -> int:
-    """Tokens at a time, a power of two: large enough that adding up the weight's gradient costs little."""
+    """Return a power of two of tokens, large enough that summing the weight's gradient costs little."""
     return max(256, 1 << (CHUNK_BYTES // token_bytes).bit_length() - 1)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, where the total may be wider than both."""
+    """Add left @ right to the total, which may have a wider dtype than both."""
     if total.is_cuda and total.dtype != left.dtype and _HAS_OUT_DTYPE:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:

@@ -1,8 +1,8 @@
-"""Copies a run's folder to a URL at the end: files that were copied and have not changed are left alone.
+"""Copy of a run's folder to a URL at the end, without the files that were copied before and are unchanged.
 
-Weights of an export keep their size when they change, so size and time of change of what was copied are kept
-in an index there. Links (`best`, `epoch-1`) become small files that hold the name they point to, since object
-stores have none. Needs fsspec. Called by `train_framework --sync-to`.
+Exported weights keep their size when they change. An index at the URL therefore records the size and the
+modification time of each copied file. Object stores have no links, so links (`best`, `epoch-1`) become small
+files that hold the name of their target. Needs fsspec. Called by `train_framework --sync-to`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 from windlass.errors import EngineError, SpecError
 
-_INDEX = "synced.json"  # of each file there: its size, and when it was changed here
+_INDEX = "synced.json"  # size of each copied file, and its modification time here
 
 
 def sync_folder(folder: Path, url: str) -> int:
-    """Copy a folder to URL/<its name>; how many files were copied. Their sizes are checked afterwards."""
+    """Copy a folder to URL/<its name>, check the sizes, and return the number of copied files."""
     store, root = open_store(url)
     root = f"{root.rstrip('/')}/{folder.name}"
     index = _read_index(store, f"{root}/{_INDEX}")
@@ -42,11 +42,11 @@ def sync_folder(folder: Path, url: str) -> int:
 
 def _copy(store: Any, path: Path, link: str, target: str) -> None:
     parent = target.rpartition("/")[0]
-    if store.isfile(parent):  # `export/best` was a link, and is a folder now
+    if store.isfile(parent):  # `export/best` was a link before and is now a folder
         store.rm_file(parent)
     store.makedirs(parent, exist_ok=True)
     if link:
-        if store.isdir(target):  # the other way round
+        if store.isdir(target):  # a folder before and now a link
             store.rm(target, recursive=True)
         store.pipe_file(target, link.encode())
     else:
@@ -54,7 +54,7 @@ def _copy(store: Any, path: Path, link: str, target: str) -> None:
     size = len(link) if link else path.stat().st_size
     if (there := _size_of(store, target)) != size:
         raise EngineError(
-            f"{target} has {there} bytes, and {path} has {size}", hint="run it again to go on"
+            f"{target} has {there} bytes, but {path} has {size}", hint="run it again to resume"
         )
 
 
@@ -67,7 +67,7 @@ def _read_index(store: Any, path: str) -> dict[str, list[int]]:
 
 
 def _list_files(folder: Path) -> list[tuple[Path, str]]:
-    """Files, and links with what they point to; folders behind links are not entered."""
+    """Return files, and links with their targets. Does not follow links to folders."""
     entries = []
     for parent, folders, files in os.walk(folder):
         for name in sorted([*files, *folders]):
@@ -80,18 +80,18 @@ def _list_files(folder: Path) -> list[tuple[Path, str]]:
 
 
 def open_store(url: str) -> tuple[Any, str]:
-    """What a URL is on, and the path there; asks nobody yet."""
+    """Return the file system of a URL and the path on it. Does not connect yet."""
     try:
         from fsspec.core import url_to_fs
     except ModuleNotFoundError:
         raise SpecError(
-            "--sync-to needs fsspec", hint="pip install fsspec, and s3fs for s3://"
+            "--sync-to needs fsspec", hint="pip install fsspec (and s3fs for s3://)"
         ) from None
     try:
         store, root = url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise SpecError(
-            f"--sync-to {url}: {error}", hint="install what that protocol needs"
+            f"--sync-to {url}: {error}", hint="install the package for that protocol"
         ) from error
     return store, str(root)
 

@@ -1,13 +1,14 @@
-"""Matmuls in float8 with scales measured at each step: forward, and both matmuls of the backward pass.
+"""Matmuls in float8 with scales measured in each step: the forward matmul and both of the backward pass.
 
-Everything that is summed over together has a scale of its own (a row of the left side, a column of the right
-one), so one outlier spoils one row. What comes in and goes out is bfloat16, weights stay what they are; the
-head is not done this way. What is kept for the backward pass is in float8 already.
+Values that are summed together share a scale: a row of the left side, or a column of the right side. One
+outlier therefore affects one row. Inputs and outputs are bfloat16, and weights keep their dtype. The head is
+not computed in float8. Values kept for the backward pass are already in float8.
 
 A matrix is quantised twice: with a scale for each row, and transposed with a scale for each column. The first
-is a side of the matmul over its columns, the second of the one over its rows, since float8 matmuls want both
-sides to lie along what is summed over. On a GPU two small Triton kernels read the matrix twice, to measure
-and to write both; what torch.compile makes of the transposed one takes three times as long.
+feeds the matmul over its columns and the second the one over its rows. Float8 matmuls need both sides
+contiguous along the summed dimension. On a GPU, two small Triton kernels read the matrix twice, to measure it
+and to write both results. The kernel that torch.compile generates for the transposed matrix takes three times
+as long.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ from windlass.recipes.llm.kernel_launch import can_launch, count_blocks, jit, tl
 
 DTYPE = torch.float8_e4m3fn
 LARGEST = 448.0  # of that dtype
-SMALLEST = 1e-30  # what a row is taken to have at the least, so that one of zeros has a scale
+SMALLEST = 1e-30  # lower bound of a row's largest value, so that a row of zeros has a scale
 _MEASURED_ROWS, _MEASURED_COLUMNS, _ROWS_AT_ONCE = 512, 256, 32
 _TILE = 128
-_MULTIPLE = 16  # what a side must be a multiple of
+_MULTIPLE = 16  # both sizes of a layer must be multiples of it
 _CAPABILITY = (8, 9)
 
 
 class Quantised(NamedTuple):
-    """A matrix (rows, columns) in float8, and what its rows are to be multiplied by."""
+    """Matrix (rows, columns) in float8, and the factor of each row."""
 
     values: Tensor  # (rows, columns)
     scales: Tensor  # (rows,), float32
 
 
 def quantise(x: Tensor) -> Quantised:
-    """A matrix in float8 with a scale for each row; compiled, it becomes part of what made the matrix."""
+    """Quantise a matrix with a scale per row. When compiled, this fuses into the op that made the matrix."""
     largest = x.abs().amax(dim=1, keepdim=True).float().clamp(min=SMALLEST)
     values = (x.float() * (LARGEST / largest)).clamp(-LARGEST, LARGEST)
     return Quantised(values.to(DTYPE), (largest / LARGEST)[:, 0])
 
 
 def quantise_both(x: Tensor) -> tuple[Quantised, Quantised]:
-    """A matrix in float8 with a scale for each row, and its transpose likewise."""
+    """Quantise a matrix with a scale per row, and its transpose likewise."""
     if not can_launch(x):
         return quantise(x), quantise(x.t().contiguous())
     values, scales, transposed, column_scales = _quantise_both(x.contiguous())
@@ -102,7 +103,7 @@ def _measure_kernel(  # type: ignore[no-untyped-def]
     STEP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The largest absolute value of each row and of each column; both begin as zeros."""
+    """Measure the largest absolute value of each row and column. Both outputs must start as zeros."""
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     most = tl.zeros((STEP, BLOCK), tl.float32)  # reduced once, at the end
     for start in range(0, NUM_ROWS, STEP):
@@ -111,7 +112,7 @@ def _measure_kernel(  # type: ignore[no-untyped-def]
         places = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
         values = tl.abs(tl.load(x + places, is_inside, other=0.0).to(tl.float32))
         most = tl.maximum(most, values)
-        # relaxed, without a fence at each step: nobody reads them before this kernel's end
+        # relaxed, without a fence in each step, because the results are read after the kernel ends
         tl.atomic_max(by_row + rows, tl.max(values, axis=1), rows < num_rows, sem="relaxed")
     is_column = columns < num_columns
     tl.atomic_max(by_column + columns, tl.max(most, axis=0), is_column, sem="relaxed")
@@ -132,7 +133,7 @@ def _write_kernel(  # type: ignore[no-untyped-def]
     SMALLEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Both matrices in float8, by the largest values of rows and columns."""
+    """Write both float8 matrices, scaled by the largest values of rows and columns."""
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_row, is_column = rows < num_rows, columns < num_columns
@@ -154,10 +155,10 @@ def _write_kernel(  # type: ignore[no-untyped-def]
 
 
 def check_fp8(device: torch.device) -> None:
-    """Refuse a device that has no float8 matmuls."""
+    """Raise SpecError if a device has no float8 matmuls."""
     if device.type != "cuda":
         raise SpecError(
-            f"--precision fp8 needs a GPU, and this rank has {device}", hint="--precision bf16"
+            f"--precision fp8 needs a GPU, but this rank has {device}", hint="--precision bf16"
         )
     capability = torch.cuda.get_device_capability(device)
     if capability < _CAPABILITY:
@@ -169,16 +170,16 @@ def check_fp8(device: torch.device) -> None:
 
 
 def can_fp8(num_in: int, num_out: int) -> bool:
-    """Whether a layer of this size can be computed in float8."""
+    """Return whether a layer of this size can be computed in float8."""
     return num_in % _MULTIPLE == 0 and num_out % _MULTIPLE == 0
 
 
 def fp8_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """`x @ weight.T` in float8; gradients too."""
+    """Return `x @ weight.T` in float8. The backward pass is in float8 too."""
     rows = x.reshape(-1, x.shape[-1])
     if not torch.is_grad_enabled():
         return fp8_matmul(rows, weight.t()).reshape(*x.shape[:-1], weight.shape[0])
-    filling = -len(rows) % _MULTIPLE  # the weight's gradient is a sum over them
+    filling = -len(rows) % _MULTIPLE  # the weight's gradient sums over the rows
     filled = functional.pad(rows, (0, 0, 0, filling)) if filling else rows
     out: Tensor = _Fp8Linear.apply(filled, weight)
     return out[: len(rows)].reshape(*x.shape[:-1], weight.shape[0])
@@ -205,18 +206,18 @@ class _Fp8Linear(torch.autograd.Function):
 
 
 def fp8_matmul(left: Tensor, right: Tensor) -> Tensor:
-    """`left @ right` in float8, without gradients."""
+    """Return `left @ right` in float8, without gradients."""
     return _multiply(quantise(left.contiguous()), quantise(right.t().contiguous()), left.dtype)
 
 
 def _multiply(left: Quantised, right: Quantised, dtype: torch.dtype) -> Tensor:
-    """`left @ right.T` of what is in float8."""
-    product: Tensor = torch._scaled_mm(  # noqa: SLF001 - the only way there is in torch 2.6
+    """Return `left @ right.T` of float8 matrices."""
+    product: Tensor = torch._scaled_mm(  # noqa: SLF001 - torch 2.6 has no public function
         left.values,
         right.values.t(),
         scale_a=left.scales[:, None],
         scale_b=right.scales[None, :],
         out_dtype=dtype,
-        use_fast_accum=False,  # fast sums keep some 14 bits, and save a tenth of the time
+        use_fast_accum=False,  # fast accumulation keeps about 14 bits and saves a tenth of the time
     )
     return product

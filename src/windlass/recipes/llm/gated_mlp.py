@@ -1,13 +1,13 @@
-"""The gated MLP of a Llama: its gate, silu(gate) * up, and gate and adapted layers as one function.
+"""The gated MLP of a Llama: its gate, silu(gate) * up, and gate and adapted layers fused into one function.
 
-On a GPU the gate is one small Triton kernel each way: what torch.compile makes of the backward pass writes
-its two halves through a concatenation and computes them twice, which takes half as long again. Elsewhere,
-plain PyTorch.
+On a GPU the gate is one small Triton kernel per direction. The backward pass that torch.compile generates
+writes the two halves through a concatenation and computes them twice, which takes half as long again.
+Elsewhere the gate is plain PyTorch.
 
-With adapters, the backward pass reads what is large once: while the gate's backward pass writes the largest
-gradients of a model, one Triton kernel also adds up what the adapters before and behind the gate learn:
-called one by one, layers and gate would read it all again. The gate's output is not kept either, as the
-kernel computes it anew. Where the kernel cannot be used (`can_join`), layers and gate are called one by one.
+With adapters, the backward pass reads large tensors once. The gate's backward pass writes the largest
+gradients of a model. The same Triton kernel also sums the gradients of the adapters before and after the
+gate. Separate layers and gate would read all of it again. The gate's output is not kept, because the kernel
+recomputes it. If the kernel cannot be used (`can_join`), layers and gate are called one by one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STAGES = 3
 
 
 def swiglu(both: Tensor) -> Tensor:
-    """silu(gate) * up, for gate and up one after the other in the last dimension."""
+    """Return silu(gate) * up, where gate and up are concatenated in the last dimension."""
     if not can_launch(both):
         gate, up = both.chunk(2, dim=-1)
         return functional.silu(gate) * up
@@ -52,7 +52,7 @@ def swiglu(both: Tensor) -> Tensor:
 
 
 def write_gated(both: Tensor) -> Tensor:
-    """The same by its kernel, for a matrix whose rows lie one after the other; autograd does not see it."""
+    """Compute `swiglu` of a contiguous matrix with its kernel, outside of autograd."""
     out = both.new_empty(both.shape[0], both.shape[1] // 2)
     _forward_kernel[_grid(out)](both, out, out.shape[1], BLOCK=_BLOCK)
     return out
@@ -107,7 +107,7 @@ def _backward_kernel(both, outer, grad, width, BLOCK: tl.constexpr):  # type: ig
 
 
 def can_join(x: Tensor, first: Adapted, second: Adapted) -> bool:
-    """Whether `adapted_mlp` can compute it: kernels can be used, and sizes are multiples of its tiles'."""
+    """Return whether `adapted_mlp` applies: kernels are available and all sizes are multiples of tiles."""
     hidden_size, mlp_size = x.shape[-1], second.adapter.down.shape[1]
     is_even = can_tile(x.numel() // hidden_size, hidden_size=hidden_size, mlp_size=mlp_size)
     rank = max(*first.columns.ranks, *second.columns.ranks)
@@ -115,7 +115,7 @@ def can_join(x: Tensor, first: Adapted, second: Adapted) -> bool:
 
 
 def adapted_mlp(x: Tensor, first: Adapted, second: Adapted) -> Tensor:
-    """What the second makes of silu(gate) * up, where gate and up are what the first makes of x."""
+    """Return `second(silu(gate) * up)`, where `first(x)` gives gate and up."""
     rank = max(*first.columns.ranks, *second.columns.ranks)
     sides = [side.to(x.dtype) for side in (*first.adapter, *second.adapter)]
     out: Tensor = _AdaptedMLP.apply(
@@ -168,7 +168,7 @@ class _AdaptedMLP(torch.autograd.Function):
 
 
 def _place(sums: Tensor, columns: AdapterColumns, num_behind: int) -> tuple[Tensor, Tensor]:
-    """What was added up for gate, up and down, as the adapters before and behind the gate have it."""
+    """Arrange the sums for gate, up and down as gradients of the adapters before and after the gate."""
     gate, up, down = sums
     parts = [
         functional.pad(part[:rank].t(), (start, columns.width - start - rank))
@@ -186,8 +186,10 @@ def _gate_backward(
     up_start: int,
     rank: int,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of gate and up; and three sums over the tokens, each (rank, width): gate's gradient with
-    the first columns of `inner`, up's with those from `up_start` on, the gate's output with `inner_grad`.
+    """Return the gradient of gate and up, and three sums over the tokens, each (rank, width).
+
+    The sums are gate's gradient with the first columns of `inner`, up's gradient with the columns from
+    `up_start`, and the gate's output with `inner_grad`.
     """
     num_tokens, width = gated_grad.shape
     num_rows = choose_part(num_tokens)
@@ -204,7 +206,7 @@ def _gate_backward(
         STEP=STEP,
         BLOCK=BLOCK,
         RANK=rank,
-        RANKS=4 * rank,  # three times, in a power of two
+        RANKS=4 * rank,  # three ranks, rounded up to a power of two
         STAGES=_STAGES,
     )
     return both_grad, sums.sum(dim=0).to(both.dtype)
@@ -229,8 +231,8 @@ def _gate_backward_kernel(  # type: ignore[no-untyped-def]
     RANKS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    # whole tiles, and places within them in 32 bits: masks and wide numbers take registers, and with them
-    # the programs at once that hide how long memory takes
+    # Whole tiles need no masks, and offsets within them fit in 32 bits. Masks and 64-bit offsets take
+    # registers, so fewer programs would run concurrently to hide memory latency.
     column, part = tl.program_id(0) * BLOCK, tl.program_id(1).to(tl.int64)
     rows, columns, ranks = tl.arange(0, STEP), tl.arange(0, BLOCK), tl.arange(0, RANKS)
     row = part * NUM_ROWS
@@ -243,8 +245,8 @@ def _gate_backward_kernel(  # type: ignore[no-untyped-def]
     outer_here = rows[:, None] * WIDTH + columns[None, :]
     inner_here = ranks[:, None] + rows[None, :] * INNER_STRIDE
     inner_grad_here = ranks[:, None] + rows[None, :] * INNER_GRAD_STRIDE
-    # one sum for all three, each in rows of its own: the side that changes with each tile is the right one,
-    # which tensor cores read as it is stored, and the accumulators of three would take the registers
+    # One accumulator holds all three sums in rows of its own. The operand that changes with each tile is on
+    # the right, which tensor cores read as it is stored. Three accumulators would use up the registers.
     is_gate = (ranks < RANK)[:, None]
     is_up = ((ranks >= RANK) & (ranks < 2 * RANK))[:, None]
     is_gated = ((ranks >= 2 * RANK) & (ranks < 3 * RANK))[:, None]

@@ -1,8 +1,8 @@
-"""How many rows a rank takes at once, and how much memory a fine-tuning takes on a GPU with them.
+"""Rows that a rank computes at a time, and an estimate of the GPU memory that a fine-tuning needs.
 
-Pure. Memory is an estimate for our own Llama, compared with peaks that were seen on a GPU. A
-model that has no room with the defaults takes fewer rows at a time, then computes activations again; one that
-has no room at all is refused before anything is loaded. Called by `llm_trainer`.
+Performs no I/O. The estimate is for our own Llama and was compared with measured peaks. A model that does not
+fit with the defaults takes fewer rows at a time, then recomputes activations. One that still does not fit is
+refused before anything is loaded. Called by `llm_trainer`.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from windlass.recipes.llm.llama_config import LlamaConfig
 from windlass.recipes.llm.llm_options import LlmOptions
 from windlass.train.parallel.shape import Shape
 
-_TOKENS_AT_ONCE = 32_768  # of a rank on a GPU
-_ADAPTED_TOKENS_AT_ONCE = 65_536  # with adapters, whose many small kernels take the same time
-_USABLE = 0.92  # of a GPU's memory; the rest is the context's, and lies between tensors
-_MOST = 0.96  # of a GPU's memory: no training whose estimate was larger has been seen to fit
-_SLACK_BYTES = 3 << 30  # at most; what kernels hold for a moment grows with the tokens up to here
-_LOGITS_BYTES = 4 << 30  # at most; of the loss, see `cross_entropy`
-_TRAINED_BYTES = {"adamw8bit": 10.03, "sgd": 8.0}  # of a weight with its gradient and moments
+_TOKENS_AT_ONCE = 32_768  # per rank on a GPU
+_ADAPTED_TOKENS_AT_ONCE = (
+    65_536  # with adapters, whose small kernels take the same time for more tokens
+)
+_USABLE = 0.92  # share of a GPU's memory, without the CUDA context and fragmentation
+_MOST = 0.96  # share above which no training was seen to fit
+_SLACK_BYTES = 3 << 30  # limit to which temporary buffers of kernels grow with the tokens
+_LOGITS_BYTES = 4 << 30  # upper limit for the logits, see `cross_entropy`
+_TRAINED_BYTES = {"adamw8bit": 10.03, "sgd": 8.0}  # per weight, with its gradient and moments
 _ADAMW_BYTES = 16.0
-_ADAPTER_GROUPS = (3, 1, 2, 1)  # adapters of layers with one input, which lie in one matrix
+_ADAPTER_GROUPS = (3, 1, 2, 1)  # adapters of layers with one input, which share one matrix
 _BUCKET_BYTES = 4.0  # DDP's copy of a gradient
 
 
 def choose_rows(options: LlmOptions, shape: Shape, *, config: LlamaConfig | None = None) -> int:
-    """Rows that a rank takes at once, unless it was told: equal parts of its share of a step.
+    """Return the rows that a rank takes at a time: the given number, or equal parts of its share of a step.
 
-    config: of our own Llama on a GPU. Only then more are taken with adapters, as it is known what fits.
+    config: set for our own Llama on a GPU. Only then adapters get more rows, because the need is known.
     """
     if options.micro_batch:
         return options.micro_batch
@@ -47,13 +49,13 @@ def choose_rows(options: LlmOptions, shape: Shape, *, config: LlamaConfig | None
 
 
 def _split(share: int, *, most: int) -> int:
-    """The size of parts of a share, as few as there can be: one of another size is compiled for."""
+    """Return the part size for the fewest equal parts, because each other size compiles separately."""
     num_parts = -(-share // max(1, most))
     return -(-share // num_parts)
 
 
 def is_mlp_joined(config: LlamaConfig, options: LlmOptions, shape: Shape, num_tokens: int) -> bool:
-    """Whether an MLP with adapters is one function on a GPU: `gated_mlp`."""
+    """Return whether an MLP with adapters runs as one function on a GPU. See `gated_mlp`."""
     if not 0 < options.lora <= MOST_RANK or options.fp8 or shape.tp > 1:
         return False
     names = set(options.lora_targets)
@@ -65,11 +67,11 @@ def is_mlp_joined(config: LlamaConfig, options: LlmOptions, shape: Shape, num_to
 def estimate_bytes(
     config: LlamaConfig, options: LlmOptions, shape: Shape, *, num_tokens: int
 ) -> int:
-    """Return the peak memory of a rank that takes so many tokens at once.
+    """Return the peak memory of a rank that takes this many tokens at a time.
 
-    options: with precision decided. The peak is that of the loss, of the layers' backward pass or of its end.
+    options: with the precision settled. The peak is in the loss, in the layers' backward pass, or at its end.
     """
-    width = 4 if options.precision == "fp32" else 2  # bytes of what is computed
+    width = 4 if options.precision == "fp32" else 2  # bytes per computed value
     head = config.vocab_size * config.hidden_size
     layers = config.num_matmul_weights - head
     weights = config.num_matmul_weights + (0 if config.is_tied else head)
@@ -82,7 +84,7 @@ def estimate_bytes(
         per_weight = _TRAINED_BYTES.get(str(options.optimizer), _ADAMW_BYTES)
         per_weight += _BUCKET_BYTES if shape.dp > 1 and num_shards == 1 else 0.0
         fixed = per_weight * weights / num_shards
-    if not options.is_base_joined:  # weights that are cast, and joined, for a pass
+    if not options.is_base_joined:  # cast and joined copies of the weights for a pass
         fixed += width * layers / (config.num_layers if options.checkpoint_activations else 1)
     layer = (
         width
@@ -91,12 +93,12 @@ def estimate_bytes(
     )
     logits = min(_LOGITS_BYTES, width * num_tokens * config.vocab_size)
     head_gradient = 0 if options.lora else 4 * head
-    if options.checkpoint_activations:  # a layer is computed again, with its gradients beside it
+    if options.checkpoint_activations:  # a recomputed layer lives beside its gradients
         kept, in_layers = width * num_tokens * config.num_layers * config.hidden_size, 2 * layer
     else:
         kept, in_layers = config.num_layers * layer, 0
     in_loss = logits + head_gradient + (0 if options.is_base_narrow else width * head)
-    if config.is_tied:  # the head's gradient waits for that of the embedding
+    if config.is_tied:  # the head's gradient is kept until the embedding's is added
         in_layers += head_gradient
     moment = max(kept + in_loss, kept + in_layers, 2 * head_gradient)
     return round(fixed + moment) + min(_SLACK_BYTES, logits)
@@ -111,10 +113,10 @@ def make_room(
     rows_given: bool,
     say: Callable[[str], None],
 ) -> LlmOptions:
-    """Return options with which our own model fits on a GPU, and say what was chosen and what it costs.
+    """Return options with which our own model fits on a GPU, and report the choice and its cost.
 
-    Fewer rows at a time come first, since they cost less than computing activations again. What was given is
-    kept. options: with `micro_batch` decided. Raises SpecError when nothing fits.
+    Fewer rows at a time come first, because they cost less than recomputing activations. Explicit settings
+    are kept. options: with `micro_batch` settled. Raises SpecError if nothing fits.
     """
     if rows_given and options.recompute_given:
         return options
@@ -135,7 +137,7 @@ def make_room(
     def need(tried: LlmOptions) -> int:
         return estimate(tried, tried.micro_batch or 1)
 
-    def tell(needed: int) -> str:
+    def describe(needed: int) -> str:
         return f"some {needed / 2**30:.0f} GiB of the GPU's {memory_bytes / 2**30:.0f}"
 
     settled = kept = lower(options)
@@ -143,36 +145,37 @@ def make_room(
     if can_recompute and need(kept) > _USABLE * memory_bytes:
         settled = lower(replace(options, checkpoint_activations=True))
     needed, rows = need(settled), settled.micro_batch or 1
-    what = f"{_tell_rows(rows)} of {settled.length} tokens at a time"
+    what = f"{_format_rows(rows)} of {settled.length} tokens at a time"
     if needed > _MOST * memory_bytes:
         how = "with" if settled.checkpoint_activations else "without"
         recompute = "" if settled.checkpoint_activations else "no-"
         raise SpecError(
-            f"this training does not fit: {what} {how} activation checkpointing would take {tell(needed)}",
-            hint=f"what takes less: {suggest_smaller(settled)}; --micro-batch {rows} "
+            f"this training does not fit: {what} {how} activation checkpointing "
+            f"would take {describe(needed)}",
+            hint=f"options that need less: {suggest_smaller(settled)}; --micro-batch {rows} "
             f"--{recompute}checkpoint-activations tries it without this estimate",
         )
     if settled.checkpoint_activations != options.checkpoint_activations:
         say(
-            f"activation checkpointing is on: without it {_tell_rows(kept.micro_batch or 1)} at a time "
-            f"would take {tell(need(kept))}; steps take up to a third longer"
+            f"activation checkpointing is on: without it {_format_rows(kept.micro_batch or 1)} at a time "
+            f"would take {describe(need(kept))}; steps take up to a third longer"
         )
     before = options.micro_batch or 1
     if rows < before:
         share = _count_share(options, shape)
         would = need(replace(settled, micro_batch=before))
         say(
-            f"rows at a time: {rows}, since {before} would take {tell(would)}; "
+            f"rows at a time: {rows}, since {before} would take {describe(would)}; "
             f"a step takes {-(-share // rows)} passes instead of {-(-share // before)}"
         )
     if settled != options:
-        say(f"{what} should take {tell(needed)}")
+        say(f"{what} should take {describe(needed)}")
     if needed > _USABLE * memory_bytes:
-        say(f"this may not fit; what takes less: {suggest_smaller(settled)}")
+        say(f"this may not fit; options that need less: {suggest_smaller(settled)}")
     return settled
 
 
-def _tell_rows(rows: int) -> str:
+def _format_rows(rows: int) -> str:
     return "one row" if rows == 1 else f"{rows} rows"
 
 
@@ -182,14 +185,14 @@ def _count_share(options: LlmOptions, shape: Shape) -> int:
 
 
 def fit_rows(rows: int, *, estimate: Callable[[int], int], memory_bytes: int) -> int:
-    """So many rows, or half as often as it takes to have room for them by an estimate; one at the least."""
+    """Return the rows, halved until the estimate fits, but at least one."""
     while rows > 1 and estimate(rows) > _USABLE * memory_bytes:
         rows //= 2
     return rows
 
 
 def suggest_smaller(options: LlmOptions) -> str:
-    """What would take less memory, of what is not done already."""
+    """Return the options that would need less memory and are not in use yet."""
     rows = options.micro_batch or 1
     ways = {
         f"--micro-batch {rows // 2}": rows > 1,
@@ -203,10 +206,10 @@ def suggest_smaller(options: LlmOptions) -> str:
 
 
 def _count_layer(config: LlamaConfig, options: LlmOptions, *, is_joined: bool) -> int:
-    """Return how many numbers of a token a layer keeps from its forward pass to its backward pass."""
+    """Return how many values per token a layer keeps from its forward pass to its backward pass."""
     layer = 4 * config.hidden_size + 3 * (config.query_size + config.key_size)
     layer += (2 if is_joined else 3) * config.mlp_size
-    for num_adapters in _ADAPTER_GROUPS:  # what they make of it, and once more while it is copied
+    for num_adapters in _ADAPTER_GROUPS:  # the adapters' inner values, and a copy of them
         layer += 2 * round_up(num_adapters * options.lora)
     return layer
 

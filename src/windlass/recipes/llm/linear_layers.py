@@ -1,20 +1,20 @@
-"""Linear layers whose weights may be wider than what is computed: alone, at once, and with adapters (LoRA).
+"""Linear layers that cast their weights to the input's dtype, compute in float8, and join LoRA adapters.
 
-Layers with one input are one matmul: their weights are joined while they are cast, which costs nothing more
-than the cast; adapters of ours are part of it, and frozen weights below them may lie joined already. Layers
-that somebody else has wrapped (a tensor-parallel plan, adapters of another kind) are called one by one.
+Layers that share an input run as one matmul. Their weights are joined while they are cast, so joining costs
+nothing extra. LoRA adapters added by `join_with_adapters` are part of that matmul. Layers that something else
+has wrapped, such as a tensor-parallel plan or other adapters, are called one by one.
 
-Adapters are a few more columns of a matmul's sides: `x W' + (x A') B'` is `[x, x A'] [W, B]'`, a sum over
-more columns; or it is the first columns of `x [W; A]'` plus what B makes of the others. Backward, with g for
-x, the same matrix serves the other way: `g [W, B]`, and `[g, g B] [W; A]`. Layers that widen take the first
-way and others the second, so that what is copied or added is always on the narrow side. W is frozen and has
-no gradient. Called one by one, layers and adapters read and write every output several times, which costs
-more than their arithmetic.
+An adapter adds columns or rows to a matmul. `x W' + (x A') B'` equals `[x, x A'] [W, B]'`, a sum over more
+columns. It also equals the first columns of `x [W; A]'` plus the remaining columns times B'. The backward
+pass uses the same matrix with the gradient g in place of x: `g [W, B]`, or `[g, g B] [W; A]`. Widening layers
+use the first form and other layers use the second, so that copies and sums are always on the narrow side. W
+is frozen and has no gradient. Calling layers and adapters one by one reads and writes every output several
+times. That costs more than the arithmetic.
 
-Frozen weights are kept as their matmuls read them (`FrozenGroup`): each layer's weight is a part of one
-matrix, so nothing is held twice, and no pass joins weights anew, which would read and write the whole model
-each time. What of the adapters lies in it is written before each forward pass. For weights that are whole on
-this rank; neither sharded ones nor ones in float8.
+`FrozenGroup` keeps frozen weights in the layout that the matmuls read. Each layer's weight is a view of one
+matrix, so nothing is stored twice. Joining the weights in each pass would read and write the whole model.
+The adapters are copied into that matrix before each forward pass. This requires weights that are whole on
+this rank, neither sharded nor in float8.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from windlass.recipes.llm.kernel_launch import round_up
 
 
 class Adapter(NamedTuple):
-    """What is added to a layer's weight: up @ down."""
+    """Low-rank update of a layer's weight: `up @ down`."""
 
     down: Tensor  # (rank, in)
-    up: Tensor  # (out, rank), its scale in it
+    up: Tensor  # (out, rank), already scaled
 
     @property
     def is_widening(self) -> bool:
@@ -45,12 +45,12 @@ class Adapter(NamedTuple):
 
 
 def is_widening(*, num_in: int, num_out: int) -> bool:
-    """Whether adapters lie beside a weight of this size, as more columns, or below it, as more rows."""
+    """Return whether adapters extend a weight of this size by columns rather than by rows."""
     return num_out > num_in
 
 
 class AdapterColumns(NamedTuple):
-    """Where the columns of several layers' adapters lie among those of one, and how many these are."""
+    """Positions of several layers' adapters within the columns of their joined adapter."""
 
     starts: list[int]
     ranks: list[int]
@@ -58,22 +58,22 @@ class AdapterColumns(NamedTuple):
 
 
 class Adapted(NamedTuple):
-    """Layers with one input and their adapters, as one."""
+    """Layers that share an input, joined into one layer with one adapter."""
 
-    joined: Tensor  # what `join_matrix` makes of their weight and adapter
+    joined: Tensor  # made by `join_matrix` from their weight and adapter
     adapter: Adapter
     columns: AdapterColumns
 
 
 def place_columns(adapters: list[Adapter | None]) -> AdapterColumns:
-    """Columns for these adapters, one after the other."""
+    """Assign consecutive columns to the adapters."""
     ranks = [0 if adapter is None else adapter.down.shape[0] for adapter in adapters]
     *starts, total = itertools.accumulate(ranks, initial=0)
     return AdapterColumns(starts, ranks, round_up(total))
 
 
 def join_adapters(adapters: list[Adapter | None], num_outs: list[int]) -> Adapter:
-    """The adapters of several layers with one input, as one of the layer that they are together."""
+    """Join the adapters of layers that share an input into one adapter of the joined layer."""
     present = [adapter for adapter in adapters if adapter is not None]
     starts, ranks, width = place_columns(adapters)
     down = torch.cat([adapter.down for adapter in present])
@@ -86,18 +86,18 @@ def join_adapters(adapters: list[Adapter | None], num_outs: list[int]) -> Adapte
 
 
 def join_matrix(weight: Tensor, adapter: Adapter) -> Tensor:
-    """The frozen weight and what of its adapter lies beside or below it; nothing in it is to learn."""
+    """Join the frozen weight with one side of its adapter. The result is detached from autograd."""
     down, up = (side.detach().to(weight.dtype) for side in adapter)
     return torch.cat([weight, up], dim=1) if adapter.is_widening else torch.cat([weight, down])
 
 
 def adapted_linear(x: Tensor, joined: Tensor, adapter: Adapter) -> Tensor:
-    """`x @ (weight + adapter.up @ adapter.down).T`, for what `join_matrix` makes of weight and adapter."""
+    """Return `x @ (weight + adapter.up @ adapter.down).T`, where `joined` is made by `join_matrix`."""
     return _apply(_AdaptedLinear, x, joined, adapter)
 
 
 def fp8_adapted_linear(x: Tensor, weight: Tensor, adapter: Adapter) -> Tensor:
-    """The same where the frozen weight is multiplied in float8: adapters stay as they are, beside it."""
+    """Return the same product with the frozen weight multiplied in float8, and the adapter in `x.dtype`."""
     return _apply(_Fp8AdaptedLinear, x, weight, adapter)
 
 
@@ -124,7 +124,7 @@ class _AdaptedLinear(torch.autograd.Function):
 
 
 def multiply(x: Tensor, joined: Tensor, adapter: Adapter) -> tuple[Tensor, Tensor, Tensor]:
-    """What `adapted_linear` returns; x, and `x down'`: what its adapter learns from."""
+    """Return the output of `adapted_linear`, then x and `x down'`, which the adapter's gradients need."""
     if adapter.is_widening:
         return _sum_over_more(x, adapter.down.t(), joined.t())
     out, inner = _add_beside(x, joined.t(), adapter.up.t())
@@ -134,7 +134,7 @@ def multiply(x: Tensor, joined: Tensor, adapter: Adapter) -> tuple[Tensor, Tenso
 def multiply_back(
     gradient: Tensor, joined: Tensor, adapter: Adapter
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The input's gradient; the gradient that was given, and the one of `x down'`."""
+    """Return the gradients of the input, of the output, and of `x down'`."""
     if not adapter.is_widening:
         return _sum_over_more(gradient, adapter.up, joined)
     x_grad, inner_grad = _add_beside(gradient, joined, adapter.down)
@@ -160,30 +160,34 @@ class _Fp8AdaptedLinear(torch.autograd.Function):
 
 
 def _sum_over_more(x: Tensor, right: Tensor, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`[x, x right] joined`; and x and `x right`, as they lie beside each other."""
+    """Return `[x, x right] joined`, then x and `x right` as views of their concatenation."""
     wide = torch.cat([x, x @ right], dim=1)
     x, inner = wide.split([x.shape[1], right.shape[1]], dim=1)
     return wide @ joined, x, inner
 
 
 def _add_beside(x: Tensor, joined: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """The first columns of `x joined` plus the others times `right`; and the others."""
+    """Return the first columns of `x joined` plus the other columns times `right`, then those columns."""
     out, inner = (x @ joined).split([right.shape[1], right.shape[0]], dim=1)
-    inner = inner.contiguous()  # what is kept of it must not keep all
+    inner = inner.contiguous()  # a view would keep the whole product in memory
     return _add(out, inner @ right), inner
 
 
 def _add(first: Tensor, second: Tensor) -> Tensor:
-    """In a wider type: the compiler makes the sum part of what reads it then, else an `addmm` with copies."""
+    """Add in a wider dtype.
+
+    The compiler then fuses the sum into the kernel that reads it. In the narrow dtype it would emit an
+    `addmm` with copies.
+    """
     dtype = widen(first)
     return (first.to(dtype) + second.to(dtype)).to(first.dtype)
 
 
 class CastLinear(nn.Linear):
-    """A linear layer without bias, in the dtype of its input; in float8 when told so."""
+    """Linear layer without bias that computes in the dtype of its input, or in float8 if `is_fp8` is set."""
 
     is_fp8 = False
-    joined: Tensor | None = None  # of a frozen one that is the first with its input: `FrozenGroup`
+    joined: Tensor | None = None  # set by `FrozenGroup` on the first layer of a group
 
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__(num_in, num_out, bias=False)
@@ -194,12 +198,12 @@ class CastLinear(nn.Linear):
 
 
 def project(x: Tensor, *layers: nn.Module) -> Tensor:
-    """What each of the layers makes of x, one after the other in the last dimension."""
+    """Return the outputs of all layers for x, concatenated in the last dimension."""
     return project_adapted(x, find_adapted(x.dtype, *layers), *layers)
 
 
 def project_adapted(x: Tensor, adapted: Adapted | None, *layers: nn.Module) -> Tensor:
-    """The same, where it is known what `find_adapted` makes of the layers."""
+    """Return the same as `project`, given the result of `find_adapted` for these layers."""
     if adapted is not None:
         return adapted_linear(x, adapted.joined, adapted.adapter)
     plain = _find_all_plain(layers)
@@ -215,7 +219,10 @@ def project_adapted(x: Tensor, adapted: Adapted | None, *layers: nn.Module) -> T
 
 
 def find_adapted(dtype: torch.dtype, *layers: nn.Module) -> Adapted | None:
-    """Layers with one input as `adapted_linear` takes them; None without adapters of ours, and in float8."""
+    """Return layers with one input in the form `adapted_linear` takes.
+
+    Return None for layers in float8, and for layers without adapters of `join_with_adapters`.
+    """
     plain = _find_all_plain(layers)
     if plain is None or all(layer.is_fp8 for layer in plain):
         return None
@@ -230,7 +237,7 @@ def find_adapted(dtype: torch.dtype, *layers: nn.Module) -> Adapted | None:
 
 
 def _find_all_plain(layers: Sequence[nn.Module]) -> list[CastLinear] | None:
-    """All of the layers without their adapters; None if one of them has to be called."""
+    """Return the layers below their adapters, or None if one of the layers has to be called."""
     plain = [layer for layer in map(find_plain, layers) if layer is not None]
     return plain if len(plain) == len(layers) else None
 
@@ -240,14 +247,14 @@ def _list_sizes(layers: list[CastLinear]) -> list[int]:
 
 
 def join_with_adapters(model: nn.Module, adapter: str) -> None:
-    """Let layers on which peft has put this adapter be computed together with it."""
+    """Compute layers together with the adapter that peft has added to them under this name."""
     for layer in model.modules():
         if type(getattr(layer, "base_layer", None)) is CastLinear:
             layer.joined_adapter = adapter
 
 
 def use_fp8(model: nn.Module, *, but: frozenset[str] = frozenset({"lm_head"})) -> int:
-    """Compute the model's linear layers in float8, all but those of these names; how many they are."""
+    """Compute the model's linear layers in float8, except those named in `but`. Return their number."""
     chosen = [
         layer
         for name, layer in model.named_modules()
@@ -269,15 +276,15 @@ def _join(tensors: list[Tensor], *, dim: int) -> Tensor:
 
 
 def find_plain(layer: nn.Module) -> CastLinear | None:
-    """The layer itself, or the one below an adapter of ours; None for what has to be called."""
+    """Return the layer, or the layer below a joined adapter. Return None if the layer has to be called."""
     inner = layer.base_layer if hasattr(layer, "joined_adapter") else layer
-    if type(inner) is not CastLinear or hasattr(inner.weight, "device_mesh"):  # split by a plan
+    if type(inner) is not CastLinear or hasattr(inner.weight, "device_mesh"):  # sharded by a plan
         return None
     return inner
 
 
 def find_adapter(layer: Any) -> Adapter | None:
-    """The adapter of ours that is on a layer."""
+    """Return the adapter that `join_with_adapters` has registered on a layer, if any."""
     name = getattr(layer, "joined_adapter", None)
     if name is None:
         return None
@@ -287,7 +294,7 @@ def find_adapter(layer: Any) -> Adapter | None:
 
 
 def write_adapter(layer: Any, place: Tensor, *, is_up: bool) -> None:
-    """Write one side of the adapter that is on a layer, if one is, to where it is kept; in one kernel."""
+    """Write one side of the layer's adapter to `place` in one kernel. Do nothing without an adapter."""
     name = getattr(layer, "joined_adapter", None)
     if name is None:
         return
@@ -299,30 +306,30 @@ def write_adapter(layer: Any, place: Tensor, *, is_up: bool) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenGroup:
-    """The layers of one input and the matrix that their weights are parts of."""
+    """Layers with one input, and the matrix that their weights are views of."""
 
     layers: list[Any]
     plain: list[CastLinear]
     joined: Tensor
-    is_widening: bool  # adapters are columns beside the weights then, else rows below them
-    places: list[Tensor]  # in the matrix: of each layer's adapter, nothing where it has none
+    is_widening: bool  # adapters are columns beside the weights, otherwise rows below them
+    places: list[Tensor]  # each layer's adapter within the matrix, empty for a layer without one
 
     def holds_weights(self) -> bool:
-        """Whether the weights are still parts of it: a model that was moved or cast has others."""
+        """Return whether the weights are still views of the matrix, which moving or casting undoes."""
         here = self.joined.untyped_storage().data_ptr()
         return all(layer.weight.untyped_storage().data_ptr() == here for layer in self.plain)
 
     def take_adapters(self) -> None:
-        """Write what the adapters are now."""
+        """Copy the current adapters into the matrix."""
         for layer, place in zip(self.layers, self.places, strict=True):
             write_adapter(layer, place, is_up=self.is_widening)
 
 
 def keep_frozen_joined(module: nn.Module) -> None:
-    """Have a hook before each call of the module keep the frozen weights inside it joined.
+    """Register a hook that keeps the module's frozen weights joined before each call.
 
-    Modules inside say by `one_input` which of their layers are called together. Whoever calls one of them
-    past the hook finds the adapters of the call before.
+    Modules inside list in `one_input` which of their layers are called together. Calling such a module
+    directly, without the hook, uses the adapters of the previous call.
     """
     module.register_forward_pre_hook(_prepare)
 
@@ -337,15 +344,15 @@ def _prepare(module: Any, _args: object) -> None:
 
 
 def _lay_out_all(module: Any) -> list[FrozenGroup]:
-    module.frozen_groups = None  # those of weights that are gone
+    module.frozen_groups = None  # release the matrices of replaced weights
     groups = [_lay_out(layers) for layers in _find_layers(module)]
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # no matrix fits where a weight was
+        torch.cuda.empty_cache()  # the freed blocks are too small for the joined matrices
     return groups
 
 
 def _find_layers(module: nn.Module) -> Iterator[list[Any]]:
-    """Layers with one input, of which some have adapters, and all can be computed as one."""
+    """Yield layers with one input that can be computed as one and of which some have adapters."""
     for part in module.modules():
         for names in getattr(part, "one_input", ()):
             layers = [getattr(part, name) for name in names]
@@ -355,7 +362,7 @@ def _find_layers(module: nn.Module) -> Iterator[list[Any]]:
 
 
 def _lay_out(layers: list[Any]) -> FrozenGroup:
-    """Move weights into a matrix that has columns, or rows, for their adapters."""
+    """Move weights into one matrix that has columns or rows for their adapters."""
     plain = [layer for layer in map(find_plain, layers) if layer is not None]
     starts, ranks, width = place_columns([find_adapter(layer) for layer in layers])
     num_in, num_out = plain[0].in_features, sum(layer.out_features for layer in plain)
@@ -363,7 +370,8 @@ def _lay_out(layers: list[Any]) -> FrozenGroup:
     plain[0].joined = None
     shape = (num_out, num_in + width) if is_wide else (num_out + width, num_in)
     joined = plain[0].weight.new_zeros(shape)
-    # writing does not count as a change to what a backward pass still needs: it writes what is there
+    # Writes through `.data` do not bump the version that autograd checks. That is safe here: a backward pass
+    # that still needs the matrix finds the same values in it.
     written = joined.data
     places, row = [], 0
     for layer, start, rank in zip(plain, starts, ranks, strict=True):

@@ -1,17 +1,17 @@
 """A Llama in plain PyTorch: RMS norms, rotary positions, grouped attention, a gated MLP, a tied or own head.
 
-Modules and weights have the names that Hugging Face gives them, so weights, adapters and plans that name
-layers fit both. Weights may be float32 while everything is computed in bfloat16: each layer casts what it
-uses. The loss is computed inside `forward`, so that DDP and FSDP see the head's gradient like any other.
+Modules and weights use Hugging Face's names, so weights, adapters and plans that name layers fit both.
+Weights may be float32 while the computation is in bfloat16, because each layer casts the weights it uses. The
+loss is computed inside `forward`, so that DDP and FSDP see the head's gradient like any other.
 
-Attention is causal, within documents where several are packed into one row. Documents are told by offsets:
-where each begins in the rows laid end to end, and the end of the last, as often as there is room. Without
-offsets every row is one document. Which kernel computes it is decided here and nowhere else: attention of
-varying lengths where torch has it for this device, else a mask.
+Attention is causal, and limited to each document if several are packed into one row. Offsets mark the
+documents: the start of each in the rows laid end to end, then the end of the last, repeated as padding.
+Without offsets every row is one document. This module alone chooses the attention kernel. It uses
+variable-length attention if torch has it for the device, and a mask otherwise.
 
-Rotary positions (with the scaling of Llama 3.1) are computed from the config at each step rather than kept in
-buffers, which a model made on the meta device or loaded from a checkpoint would lose. Halves are rotated as
-in Hugging Face's weights, not pairs.
+Rotary positions (with the scaling of Llama 3.1) are computed from the config in each step. Buffers would be
+lost in a model made on the meta device or loaded from a checkpoint. Rotation works on halves, as in Hugging
+Face's weights, not on pairs.
 """
 
 from __future__ import annotations
@@ -32,25 +32,28 @@ from windlass.recipes.llm.gated_mlp import adapted_mlp, can_join, swiglu
 from windlass.recipes.llm.linear_layers import CastLinear, find_adapted, project, project_adapted
 from windlass.recipes.llm.llama_config import LlamaConfig, RopeScaling
 
-# cuDNN's takes two thirds of flash's time on an H200 (benchmarks.md); torch itself tries flash first
+# cuDNN's kernel takes two thirds of flash's time on an H200 (benchmarks.md), but torch tries flash first
 _FASTEST_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-_FEWEST_OFFSETS = 64  # a fixed shape, so that compiled code is compiled once
+_FEWEST_OFFSETS = 64  # a fixed minimum shape avoids recompilation
 _MOST_VARIANTS = 128
 
 
 def pad_offsets(starts: Tensor) -> Tensor:
-    """Offsets in as many places as the next power of two, filled up with documents of no tokens."""
+    """Pad offsets to the next power of two with empty documents."""
     size = max(_FEWEST_OFFSETS, 1 << (len(starts) - 1).bit_length())
     return functional.pad(starts, (0, size - len(starts)), value=int(starts[-1]))
 
 
 def make_mask(offsets: Tensor, rows: int, length: int) -> Tensor:
-    """Which token sees which, as (rows, 1, length, length): those before it in its own document."""
+    """Return which tokens each token attends to, as (rows, 1, length, length).
+
+    A token attends to itself and to earlier tokens of its document.
+    """
     places = torch.arange(rows * length, device=offsets.device)
     documents = torch.bucketize(places, offsets[1:], right=True).view(rows, length)
     order = torch.arange(length, device=offsets.device)
@@ -59,16 +62,17 @@ def make_mask(offsets: Tensor, rows: int, length: int) -> Tensor:
 
 
 def has_varlen(device: torch.device) -> bool:
-    """Whether packed rows are computed without a mask on this device."""
+    """Return whether packed rows need no mask on this device."""
     return device.type == "cuda" and _varlen() is not None
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, offsets: Tensor | None
 ) -> Tensor:
-    """Attention over (rows, length, heads, head_size); key and value may have fewer heads.
+    """Compute causal attention over (rows, length, heads, head_size).
 
-    offsets: of the documents, where `has_varlen`; mask: elsewhere; neither: one document a row.
+    Key and value may have fewer heads. Pass `offsets` of the documents if `has_varlen`, or else `mask`.
+    Without both, each row is one document.
     """
     if offsets is not None:
         return _attend_varlen(query, key, value, offsets)
@@ -89,7 +93,7 @@ def attend(
 def _attend_varlen(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor) -> Tensor:
     varlen = _varlen()
     if varlen is None:
-        raise RuntimeError("this torch has no attention of varying lengths; pass a mask")
+        raise RuntimeError("this version of torch has no variable-length attention; pass a mask")
     rows, length, _, _ = query.shape
     flat = [x.flatten(0, 1) for x in (query, key, value)]
     out: Tensor = varlen(*flat, offsets, length)
@@ -98,7 +102,7 @@ def _attend_varlen(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor) -
 
 @functools.cache
 def _varlen() -> Callable[..., Any] | None:
-    """Torch's attention of varying lengths, causal, for grouped heads; it came with 2.10."""
+    """Return torch's causal variable-length attention for grouped heads, or None before torch 2.10."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -110,7 +114,7 @@ def _varlen() -> Callable[..., Any] | None:
     groups: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in known else {}
 
     def call(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, length: int) -> Any:
-        # before it had the flag, it took fewer heads of key and value unasked
+        # versions without the flag accepted fewer heads of key and value by default
         options = causal if key.shape[1] == query.shape[1] else causal | groups
         return varlen_attn(query, key, value, offsets, offsets, length, length, **options)
 
@@ -118,7 +122,7 @@ def _varlen() -> Callable[..., Any] | None:
 
 
 def make_rope(config: LlamaConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin for positions (rows, length), as (rows, length, 1, head_size / 2) in float32."""
+    """Return cos and sin of positions (rows, length), as (rows, length, 1, head_size / 2) in float32."""
     angles = positions[:, :, None, None].float() * _make_frequencies(config, positions.device)
     return angles.cos(), angles.sin()
 
@@ -137,7 +141,7 @@ def _make_frequencies(config: LlamaConfig, device: torch.device) -> Tensor:
 
 
 def _scale(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Slow rotations are stretched, fast ones are kept, and those between are blended."""
+    """Stretch slow rotations, keep fast ones, and blend those in between."""
     lengths = 2 * math.pi / frequencies
     low = scaling.original_length / scaling.low_freq_factor
     high = scaling.original_length / scaling.high_freq_factor
@@ -151,9 +155,9 @@ def _scale(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 class Places:
-    """Where the tokens of a step stand: their rotations, and which of them see each other.
+    """Positions of a step's tokens: their rotations, and which tokens attend to each other.
 
-    No tuple, since FSDP would cast tensors that it finds in one.
+    Not a tuple, because FSDP would cast tensors inside one.
     """
 
     def __init__(
@@ -195,7 +199,7 @@ class Attention(nn.Module):
         rows, length, _ = x.shape
         heads = project(x, self.q_proj, self.k_proj, self.v_proj)
         heads = heads.view(rows, length, -1, self.head_size)
-        groups = heads.shape[2] // (self.group_size + 2)  # fewer where heads are spread over ranks
+        groups = heads.shape[2] // (self.group_size + 2)  # fewer if heads are sharded over ranks
         query, key, value = heads.split([groups * self.group_size, groups, groups], dim=2)
         query, key = rotate(query, places.rope), rotate(key, places.rope)
         out = attend(query, key, value, mask=places.mask, offsets=places.offsets)
@@ -223,7 +227,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: what is sharded, compiled and checkpointed as a whole."""
+    """One layer, which is sharded, compiled and checkpointed as a unit."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -239,7 +243,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and the last norm."""
+    """Embedding, layers and final norm."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -247,7 +251,7 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.compute_dtype: torch.dtype | None = None  # None: that of the weights
+        self.compute_dtype: torch.dtype | None = None  # None means the dtype of the weights
 
     def forward(self, tokens: Tensor, positions: Tensor | None, offsets: Tensor | None) -> Tensor:
         rows, length = tokens.shape
@@ -266,7 +270,7 @@ class Decoder(nn.Module):
 
 
 class Llama(nn.Module):
-    """The language model: logits, or the loss where labels are given."""
+    """Language model that returns logits, or the loss if labels are given."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -276,12 +280,12 @@ class Llama(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Let head and embedding be one weight, if they are to be; again after weights were replaced."""
+        """Share one weight between head and embedding if configured. Call it after replacing weights."""
         if self.config.is_tied:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def init_weights(self, *, seed: int = 0) -> None:
-        """Random weights, as before a pre-training."""
+        """Initialize random weights, as for pre-training."""
         rng = torch.Generator(device=self.lm_head.weight.device).manual_seed(seed)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -298,11 +302,11 @@ class Llama(nn.Module):
         labels: Tensor | None = None,
         scale: float | Tensor = 1.0,
     ) -> Tensor:
-        """The logits of tokens (rows, length); with labels, `scale` times the summed loss.
+        """Return the logits of tokens (rows, length), or `scale` times the summed loss if labels are given.
 
-        positions: (rows, length), from 0 in each document; 0, 1, 2, ... unless given.
+        positions: (rows, length), from 0 in each document (default: 0, 1, 2, ... in each row).
         offsets: of documents packed into the rows, see `attend`.
-        labels: (rows, length), shifted already: what is to follow each token, or -100.
+        labels: (rows, length), already shifted: the next token of each token, or -100.
         """
         hidden = self.model(tokens, positions, offsets)
         if labels is None:
@@ -311,9 +315,10 @@ class Llama(nn.Module):
         return linear_cross_entropy(hidden, self.lm_head.weight, labels, scale=scale)
 
     def compile_blocks(self, **options: Any) -> None:
-        """Compile each layer: one compilation serves all, names stay, and hooks of FSDP run outside of it.
+        """Compile each layer and the final norm.
 
-        And the last norm, which is a dozen kernels otherwise, and half a percent of a step.
+        One compilation serves all layers, names stay the same, and FSDP's hooks run outside of it.
+        Uncompiled, the norm is a dozen kernels and half a percent of a step.
         """
         _allow_variants()
         for part in (*self.model.layers, self.model.norm):
@@ -322,7 +327,7 @@ class Llama(nn.Module):
             )
 
     def tensor_parallel_plan(self) -> dict[str, Any]:
-        """How the layers are split over the ranks of a tensor-parallel axis."""
+        """Return how a tensor-parallel axis shards the layers."""
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
         kinds = {name: ColwiseParallel() for name in ("q_proj", "k_proj", "v_proj")}
@@ -336,10 +341,10 @@ class Llama(nn.Module):
 
 
 def _allow_variants() -> None:
-    """Have layers compiled for as many kinds of calls as there are, where torch would fail at the ninth.
+    """Raise torch's recompilation limit, which fails at the ninth variant.
 
-    Each number of rows is one, each power of two that documents are padded to, training and validation; and
-    below adapters the first layer, whose input has no gradient.
+    A variant exists for each number of rows, each power of two in the padded offsets, and training and
+    validation. With adapters the first layer is another one, because its input has no gradient.
     """
     from torch._dynamo import config
 

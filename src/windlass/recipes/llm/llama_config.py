@@ -1,7 +1,7 @@
-"""What a Llama-shaped model is made of, read from and written as the `config.json` of a Hugging Face folder.
+"""Sizes of a Llama-shaped model, read from and written as the `config.json` of a Hugging Face folder.
 
-Pure, without torch: `train_framework` asks here whether it has a fast model for a folder before anything
-heavy is imported. What is not Llama-shaped is told by name, and takes Hugging Face's own model.
+Needs no torch: `train_framework` checks a folder with this module before any heavy import. A model that is
+not Llama-shaped is reported with the reason, and runs as Hugging Face's own model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """How Llama 3.1 and later stretch positions beyond the length they were first trained on."""
+    """Factors by which Llama 3.1 and later stretch positions beyond the original training length."""
 
     factor: float
     low_freq_factor: float
@@ -27,7 +27,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """The sizes of one model."""
+    """Sizes of one model."""
 
     vocab_size: int
     hidden_size: int
@@ -44,29 +44,29 @@ class LlamaConfig:
 
     @property
     def query_size(self) -> int:
-        """Of all heads together."""
+        """Width of all query heads together."""
         return self.head_size * self.num_heads
 
     @property
     def key_size(self) -> int:
-        """Of all heads for keys together; values have as many."""
+        """Width of all key heads together, which equals that of the values."""
         return self.head_size * self.num_kv_heads
 
     @property
     def num_matmul_weights(self) -> int:
-        """Weights that every token is multiplied with; the embedding is looked up, the head is not."""
+        """Number of weights that every token is multiplied with, including the head but not the embedding."""
         attention = self.hidden_size * 2 * (self.query_size + self.key_size)
         mlp = 3 * self.hidden_size * self.mlp_size
         return self.num_layers * (attention + mlp) + self.vocab_size * self.hidden_size
 
     def count_flops(self, length: int) -> float:
-        """FLOPs per token of forward and backward pass, attention counted in full as is usual."""
+        """Return the FLOPs per token of forward and backward pass, with attention counted in full."""
         attention = 12 * self.num_layers * self.query_size * length
         return 6.0 * self.num_matmul_weights + attention
 
 
 def find_difference(config: Mapping[str, Any]) -> str:
-    """Why a `config.json` needs Hugging Face's own model, in words; nothing: ours computes the same."""
+    """Return why a `config.json` needs Hugging Face's own model, or an empty string if ours fits."""
     architecture = (config.get("architectures") or ["a model without a name"])[0]
     if architecture not in _ARCHITECTURES:
         return f"{architecture} is not Llama-shaped"
@@ -86,13 +86,15 @@ def find_difference(config: Mapping[str, Any]) -> str:
 
 
 def read_llama_config(config: Mapping[str, Any]) -> LlamaConfig:
-    """A `config.json` of transformers 4 or 5 as a LlamaConfig."""
+    """Read a `config.json` of transformers 4 or 5."""
     if difference := find_difference(config):
-        raise SpecError(f"the fast model cannot stand in here: {difference}", hint="--hf-model")
+        raise SpecError(
+            f"our own Llama cannot load this model: {difference}", hint="pass --hf-model"
+        )
     needed = ("num_attention_heads", "num_hidden_layers", "hidden_size", "intermediate_size")
     if missing := [name for name in (*needed, "vocab_size") if config.get(name) is None]:
         raise SpecError(
-            f"config.json does not say {missing[0]}", hint="is it a model's, and all of it?"
+            f"config.json lacks {missing[0]}", hint="is it the complete config of a model?"
         )
     num_heads = int(config["num_attention_heads"])
     rope = _rope_of(config)
@@ -113,7 +115,7 @@ def read_llama_config(config: Mapping[str, Any]) -> LlamaConfig:
 
 
 def make_hf_config(config: LlamaConfig) -> dict[str, Any]:
-    """The `config.json` of a model that never was a Hugging Face folder; both generations can read it."""
+    """Return a `config.json` for a model without a Hugging Face folder, readable by transformers 4 and 5."""
     scaling = config.rope_scaling
     rope: dict[str, Any] = {"rope_type": "default"}
     if scaling is not None:
@@ -148,7 +150,7 @@ def make_hf_config(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """transformers 5 writes `rope_parameters`, 4 wrote `rope_scaling` beside `rope_theta`."""
+    """Return the rope settings: `rope_parameters` in transformers 5, `rope_scaling` in transformers 4."""
     rope: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return {"rope_type": rope.get("type", "default"), **rope}
 

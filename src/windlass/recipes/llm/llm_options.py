@@ -1,7 +1,7 @@
-"""The settings of `train_framework`, and how they are read from flags or YAML. Pure, without torch.
+"""Settings of `train_framework`, and how to read them from flags or YAML. Imports no torch.
 
-Everything that `TorchTrainer` can be told is here as well, with defaults for language models. What depends
-on the machine (precision, micro-batch, output folder) is decided in `llm_trainer`, when it is known.
+Includes every setting of `TorchTrainer`, with defaults for language models. `llm_trainer` decides the
+settings that depend on the machine, such as precision, micro-batch and output folder.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from windlass.near_names import did_you_mean
 from windlass.recipes.recipe_flags import RUN_ID, guess_out, guess_trackers, rename_flags
 from windlass.train.trainer.trainer_options import TrainerOptions, read_config, read_options
 
-SETTLED = {  # of a trainer's settings, those that follow from others here
+SETTLED = {  # settings of a trainer that follow from others here
     "fp8": "--precision fp8 computes the blocks in float8",
-    "loss": "the model computes its own, over the tokens that are learned",
-    "tokens_per_sample": "--length is how many tokens a row has",
+    "loss": "the model computes its own loss, over the trained tokens",
+    "tokens_per_sample": "--length sets how many tokens a row has",
     "flops_per_token": "it is computed from the model",
     "flops_per_sample": "it is computed from the model",
     "recompute_given": "--checkpoint-activations and --no-checkpoint-activations set it",
 }
-METRICS = ("loss", "perplexity")  # of validations
+METRICS = ("loss", "perplexity")  # computed by validations
 PRECISIONS = ("auto", "bf16", "fp32", "fp8")
 TRAIN_FILE, VAL_FILE = "/data/train.jsonl", "/data/val.jsonl"
 _LORA_LR = 2e-4
@@ -44,101 +44,110 @@ _ALIASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmOptions(TrainerOptions):
-    """The settings of a fine-tuning."""
+    """Settings of a fine-tuning."""
 
-    model: str | None = None  # an id of the Hugging Face hub, or a folder
-    model_local_dir: str | None = None  # a folder as Hugging Face has them
-    tokenizer_local_dir: str | None = None  # the model's folder, unless given
-    local_files_only: bool = False  # ask nobody, download nothing
-    hf_model: bool = False  # Hugging Face's own model even where ours computes the same
-    train_file: str = TRAIN_FILE  # JSONL with `text` or `messages`; a file or a folder
-    val_file: str | None = None  # as train_file; /data/val.jsonl, where it is there
-    cache: str | None = None  # for tokens; <out>/tokens
-    length: int = 2048  # tokens of a row
-    pack: bool = True  # several documents in a row
-    lora: int = 0  # the rank of adapters; 0: all weights are trained
-    lora_alpha: int | None = None  # the scale of adapters, times their rank; twice the rank
-    lora_targets: tuple[str, ...] = ()  # names of layers; all linear ones but the head
-    precision: str = "auto"  # bf16 on a GPU, fp32 on a CPU; fp8: blocks in float8
+    model: str | None = None  # an id on the Hugging Face hub, or a folder
+    model_local_dir: str | None = None  # a folder in Hugging Face's layout
+    tokenizer_local_dir: str | None = None  # a folder (default: the model's)
+    local_files_only: bool = False  # use no network and download nothing
+    hf_model: bool = False  # use Hugging Face's own model even if ours computes the same
+    train_file: str = TRAIN_FILE  # JSONL with `text` or `messages`, a file or a folder
+    val_file: str | None = None  # like train_file (default: /data/val.jsonl if it exists)
+    cache: str | None = None  # folder for tokens (default: <out>/tokens)
+    length: int = 2048  # tokens per row
+    pack: bool = True  # put several documents in a row
+    lora: int = 0  # rank of the adapters, or 0 to train all weights
+    lora_alpha: int | None = (
+        None  # scale of the adapters times their rank (default: twice the rank)
+    )
+    lora_targets: tuple[str, ...] = ()  # names of layers (default: all linear layers but the head)
+    precision: str = (
+        "auto"  # auto (bf16 on a GPU, fp32 on a CPU), bf16, fp32, or fp8 for float8 blocks
+    )
     fp8: bool = False  # set by precision
-    recompute_given: bool = False  # set by checkpoint_activations, which else depends on the GPU
+    recompute_given: bool = (
+        False  # True if checkpoint_activations was set, not chosen by GPU memory
+    )
     eager: bool = False  # do not compile the blocks on a GPU
-    export: bool = True  # the last and the best weights as folders that transformers loads
+    export: bool = True  # export the last and best weights as folders for transformers
     sync_to: str | None = None  # a URL to which <out>/<run> is copied at the end
     epochs: int | None = None
-    batch: int = 32  # rows of one optimizer step, over ALL ranks
-    lr: float = 2e-5  # 2e-4 with adapters
-    weight_decay: float = 0.01  # of matrices
-    scheduler: str = "cosine"  # of the rate: constant, linear, cosine, wsd
+    batch: int = 32  # rows per optimizer step, over ALL ranks
+    lr: float = 2e-5  # learning rate (2e-4 with adapters)
+    weight_decay: float = 0.01  # applied to matrices
+    scheduler: str = "cosine"  # of the learning rate: constant, linear, cosine or wsd
     warmup: int = 10
-    checkpoint_every: int | str | None = "10m"  # or steps; 0: no checkpoints
+    checkpoint_every: int | str | None = (
+        "10m"  # a duration or a number of steps, or 0 for no checkpoints
+    )
     run: str = "run"
 
     @property
     def alpha(self) -> int:
-        """What adapters are multiplied by, times their rank."""
+        """Scale of the adapters, times their rank."""
         return 2 * self.lora if self.lora_alpha is None else self.lora_alpha
 
     @property
     def is_out_url(self) -> bool:
-        """Whether checkpoints go to an object store; other files are made in a folder first then."""
+        """True if checkpoints go to an object store. Other files are then written to a local folder first."""
         return "://" in (self.out or "")
 
     @property
     def is_base_narrow(self) -> bool:
-        """Whether weights below adapters are kept in bfloat16: where they are neither trained nor sharded."""
+        """True if frozen weights are kept in bfloat16, which needs them to be neither trained nor sharded."""
         return bool(self.lora) and self.precision == "bf16" and self.strategy == "ddp"
 
     @property
     def is_base_joined(self) -> bool:
-        """Whether weights below adapters are kept as their matmuls read them: `linear_layers`."""
+        """True if frozen weights are kept in the layout of their matmuls. See `linear_layers`."""
         return bool(self.lora) and not self.fp8 and self.strategy == "ddp"
 
 
 def read_llm_options(words: Sequence[str], environ: Mapping[str, str]) -> LlmOptions:
-    """The settings that a command line gives, itself or by `--config FILE`."""
+    """Read the settings from a command line, including `--config FILE`."""
     given = read_config(LlmOptions, rename_flags(words, _ALIASES))
     for name, instead in SETTLED.items():
         if name in given:
-            raise SpecError(f"{name} is nothing to be set here", hint=instead)
+            raise SpecError(f"{name} cannot be set here", hint=instead)
     options = read_options(LlmOptions, _guess(given, environ), given)
     if options.precision not in PRECISIONS:
         raise SpecError(
-            f"--precision {options.precision} is not known", hint=f"one of {', '.join(PRECISIONS)}"
+            f"unknown --precision {options.precision}", hint=f"use one of {', '.join(PRECISIONS)}"
         )
     if not (options.model or options.model_local_dir):
         raise SpecError(
-            "no model was named",
-            hint="--model ID of the Hugging Face hub, or --model-local-dir FOLDER",
+            "no model given",
+            hint="pass --model ID from the Hugging Face hub, or --model-local-dir FOLDER",
         )
     if options.sync_to and options.is_out_url:
         raise SpecError(
-            f"--out {options.out} is a URL already: nothing is left for --sync-to to copy",
-            hint="leave out one of them",
+            f"--out {options.out} is already a URL, so --sync-to has nothing to copy",
+            hint="leave out one of the two",
         )
     if options.length < 2:
         raise SpecError(
-            f"--length {options.length}: a row needs at least two tokens", hint="2048 is usual"
+            f"--length {options.length}: a row needs at least two tokens",
+            hint="pass 2048, for example",
         )
-    if options.best_metric not in METRICS:  # now, rather than after the first epoch
+    if options.best_metric not in METRICS:  # fails here instead of after the first epoch
         raise SpecError(
-            f"validations have no {options.best_metric}",
+            f"validations do not compute {options.best_metric}",
             hint=did_you_mean(options.best_metric, METRICS),
         )
     if options.lora < 0:
         raise SpecError(
-            f"--lora {options.lora} is not a rank of adapters",
-            hint="a number such as 8 or 16; 0 trains all weights",
+            f"--lora {options.lora} is not a valid adapter rank",
+            hint="use a number such as 8 or 16, or 0 to train all weights",
         )
     if options.lora_targets and not options.lora:
         raise SpecError(
-            f"--lora-targets {','.join(options.lora_targets)} without adapters: all weights would be trained",
-            hint="--lora 16 puts adapters of that rank on them",
+            f"--lora-targets {','.join(options.lora_targets)} has no effect without adapters",
+            hint="add --lora 16 for adapters of that rank",
         )
     if options.lora_alpha is not None and (options.lora_alpha < 1 or not options.lora):
         raise SpecError(
-            f"--lora-alpha {options.lora_alpha} multiplies adapters of --lora {options.lora}",
-            hint="a number from 1 up, beside a --lora of 1 and more; twice the rank if it is left out",
+            f"--lora-alpha {options.lora_alpha} cannot scale adapters of --lora {options.lora}",
+            hint="use a number of at least 1, with --lora of at least 1 (default: twice the rank)",
         )
     return replace(
         options,
@@ -148,9 +157,9 @@ def read_llm_options(words: Sequence[str], environ: Mapping[str, str]) -> LlmOpt
 
 
 def _guess(given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Defaults that depend on what was given, and on where this runs."""
+    """Return defaults that depend on the given settings and on the environment."""
     guesses = {**guess_out(environ), **guess_trackers(environ)}
-    if str(given.get("lora", 0)) != "0":  # a word that is no number is refused later
+    if str(given.get("lora", 0)) != "0":  # a value that is not a number is refused later
         guesses["lr"] = _LORA_LR
     if "val_file" not in given and Path(VAL_FILE).is_file():
         guesses["val_file"] = VAL_FILE

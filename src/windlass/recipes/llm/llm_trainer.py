@@ -1,8 +1,8 @@
-"""The trainer of `train_framework`: TorchTrainer that counts tokens, tells perplexity and exports at the end.
+"""Trainer of `train_framework`: a TorchTrainer that counts tokens, adds perplexity, and exports at the end.
 
-What a model is, is in `model_build`. Rows of tokens are as the models here take them, with labels shifted and
-documents told by their offsets: `make_rows` makes tokens of JSONL once and packs them; `collate_rows` joins
-rows to a batch, on the CPU, where counting documents costs no wait for a GPU. No flags are read in here.
+`model_build` builds the model. Its models take rows of tokens, shifted labels and document offsets.
+`make_rows` tokenizes JSONL once and packs the tokens into rows. `collate_rows` joins rows to a batch on the
+CPU, where counting documents does not wait for the GPU. This module reads no flags.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from windlass.recipes.llm.model_build import (
     check_causal,
     check_packing,
     check_positions,
-    tell_difference,
+    explain_difference,
 )
 from windlass.recipes.llm.model_export import export_model, remove_export
-from windlass.recipes.llm.model_files import fingerprint_weights, read_hf_config, tell_reason
+from windlass.recipes.llm.model_files import fingerprint_weights, read_hf_config, summarize_error
 from windlass.train.checkpoint.checkpoints import Checkpoints
 from windlass.train.data.token_cache import cache_tokens
 from windlass.train.data.token_packing import IGNORED, PackedTokens, make_cu_seqlens
@@ -50,7 +50,7 @@ Say = Callable[[str, str], None]
 def make_rows(
     file: str, tokenizer: Any, *, cache: Path, length: int, is_packed: bool, vocab_size: int
 ) -> PackedTokens:
-    """The rows of a JSONL file, or of all in a folder."""
+    """Return the rows of a JSONL file, or of all JSONL files in a folder."""
     shards = cache_tokens(file, tokenizer, cache=cache, vocab_size=max(vocab_size, len(tokenizer)))
     padding = tokenizer.pad_token_id
     padding = tokenizer.eos_token_id if padding is None else padding
@@ -58,33 +58,33 @@ def make_rows(
 
 
 def make_collate(*, is_packed: bool) -> Any:
-    """Joins rows to a batch."""
+    """Return a function that joins rows to a batch."""
     return partial(collate_rows, is_packed=is_packed)
 
 
 def collate_rows(rows: list[dict[str, Tensor]], *, is_packed: bool) -> dict[str, Tensor]:
-    """tokens, labels (what is to follow each token), and for packed rows positions and offsets."""
+    """Return tokens and labels (each token's next token), and for packed rows positions and offsets."""
     labels = torch.stack([row["labels"] for row in rows])
     batch = {
         "tokens": torch.stack([row["input_ids"] for row in rows]),
         "labels": torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED),
     }
-    if not is_packed:  # padding comes last, where no token of the document looks
+    if not is_packed:  # padding comes last, so causal attention never reads it
         return batch
     starts = make_cu_seqlens(torch.stack([row["document_ids"] for row in rows]))
-    if len(starts) == len(rows) + 1:  # one document a row, for which there are faster kernels
+    if len(starts) == len(rows) + 1:  # one document per row, which has faster kernels
         return batch
     positions = torch.stack([row["position_ids"] for row in rows])
     return {**batch, "positions": positions, "offsets": pad_offsets(starts)}
 
 
 def count_valid(batch: dict[str, Tensor]) -> Tensor:
-    """How many tokens of a batch count in the loss."""
+    """Return how many tokens of a batch count in the loss."""
     return (batch["labels"] != IGNORED).sum()
 
 
 class LlmTrainer(TorchTrainer):
-    """Fine-tunes a causal language model."""
+    """Trainer that fine-tunes a causal language model."""
 
     options_type = LlmOptions
     options: LlmOptions
@@ -98,7 +98,7 @@ class LlmTrainer(TorchTrainer):
         self.vocab_size = 0
 
     def create_model_loss_optimizer(self) -> None:
-        """The model with the folder's weights; it computes its own loss."""
+        """Build the model with the folder's weights. It computes its own loss."""
         say = lambda text: self.say("MODEL", text)  # noqa: E731
         self.model = build_model(self.source, self.options, device=self.device, say=say)
         self.loss = None
@@ -117,12 +117,12 @@ class LlmTrainer(TorchTrainer):
         self.options = dataclasses.replace(self.options, flops_per_token=flops)
 
     def create_dataloaders(self) -> None:
-        """Rows of tokens, made once and packed."""
+        """Tokenize the files once and pack them into rows."""
         tokenizer = load_tokenizer(self.tokenizer_folder)
         if len(tokenizer) > self.vocab_size:
             raise SpecError(
-                f"the tokenizer has {len(tokenizer)} tokens and the model {self.vocab_size}",
-                hint="are --tokenizer-local-dir and --model-local-dir of one model?",
+                f"the tokenizer has {len(tokenizer)} tokens, but the model has {self.vocab_size}",
+                hint="do --tokenizer-local-dir and --model-local-dir belong to the same model?",
             )
         self.train_dataset = self._make_rows(tokenizer, self.options.train_file)
         if self.options.val_file is None:
@@ -130,7 +130,7 @@ class LlmTrainer(TorchTrainer):
         else:
             self.validation_dataset = self._make_rows(tokenizer, self.options.val_file)
         super().create_dataloaders()
-        # what the meters count: tokens without padding
+        # the meters count tokens without padding
         tokens = round(self.options.length * self.train_dataset.report.utilisation)
         self.options = dataclasses.replace(self.options, tokens_per_sample=max(1, tokens))
 
@@ -151,13 +151,16 @@ class LlmTrainer(TorchTrainer):
 
     @property
     def out(self) -> Path:
-        """Where files are made: <out>, or the job's own output folder where that is a URL."""
+        """Output folder: <out>, or the job's own output folder if <out> is a URL."""
         if self.options.out is None or self.options.is_out_url:
             return self.context.out
         return Path(self.options.out)
 
     def train_step(self, batch: Any, batch_idx: int) -> Any:
-        """The mean loss of a micro-batch's tokens; not by `scale`, which FSDP would round to bfloat16."""
+        """Return the mean loss over a micro-batch's tokens.
+
+        Divides here instead of passing `scale`, which FSDP would round to bfloat16.
+        """
         del batch_idx
         valid: Tensor = count_valid(batch).clamp(min=1)
         return self.model(**batch) / valid
@@ -166,7 +169,7 @@ class LlmTrainer(TorchTrainer):
         return self.train_step(batch, batch_idx)
 
     def identity(self) -> dict[str, str]:
-        """The base model, and what its adapters are multiplied by."""
+        """Return the base model's fingerprint and the settings of its adapters."""
         known = {**super().identity(), "the model": fingerprint_weights(self.source)}
         known["--lora"] = str(self.options.lora)
         if not self.options.lora:
@@ -174,7 +177,7 @@ class LlmTrainer(TorchTrainer):
         return {**known, "--lora-alpha": str(self.options.alpha)}
 
     def complete_metrics(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Perplexity besides the loss, which is a mean over all tokens of all ranks."""
+        """Add perplexity to the metrics. The loss is a mean over all tokens of all ranks."""
         loss = metrics.get("loss", math.nan)
         return {**metrics, "perplexity": math.exp(loss) if loss < 700 else math.inf}
 
@@ -191,7 +194,7 @@ class LlmTrainer(TorchTrainer):
             checkpoints = Checkpoints(result.folder, is_async=False, context=self.context)
             try:
                 checkpoints.load({"model": model}, step=result.best_step)
-            except SpecError as error:  # damaged, or gone; the last weights are written
+            except SpecError as error:  # damaged or missing: the final export still counts
                 self.say("EXPORT", f"no export/best: {error.message}")
                 return
             finally:
@@ -215,20 +218,20 @@ class LlmTrainer(TorchTrainer):
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder."""
+    """Load the tokenizer of a folder."""
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SpecError(
-            f"transformers cannot read the tokenizer in {folder}: {tell_reason(error)}",
-            hint="download its files again, or name another with --tokenizer-local-dir",
+            f"transformers cannot read the tokenizer in {folder}: {summarize_error(error)}",
+            hint="download its files again, or pass another folder with --tokenizer-local-dir",
         ) from error
 
 
 def settle_options(options: LlmOptions, context: Context, *, folder: Path, say: Say) -> LlmOptions:
-    """The options with what depends on the machine and on the model's size decided."""
+    """Return the options with everything decided that depends on the machine and the model's size."""
     is_gpu = context.device.type == "cuda"
     precision = options.precision
     if precision == "fp8":
@@ -247,13 +250,13 @@ def settle_options(options: LlmOptions, context: Context, *, folder: Path, say: 
         tokens_per_step=None,
     )
     config = None
-    if is_gpu and not tell_difference(folder, options):  # what others take is not known
+    if is_gpu and not explain_difference(folder, options):  # memory is only estimated for our Llama
         config = read_llama_config(read_hf_config(folder))
     settled = dataclasses.replace(settled, micro_batch=choose_rows(settled, shape, config=config))
     if config is None:
         return settled
     memory_bytes = torch.cuda.get_device_properties(context.device).total_memory
-    # the same on all ranks, since those that share a model compute in step
+    # all ranks use the same value, because ranks that share a model compute in step
     memory_bytes = context.broadcast(memory_bytes)
     return make_room(
         *(settled, shape, config),
@@ -265,22 +268,22 @@ def settle_options(options: LlmOptions, context: Context, *, folder: Path, say: 
 
 @contextlib.contextmanager
 def explain_out_of_memory(options: LlmOptions) -> Iterator[None]:
-    """Raise EngineError with the GPU's numbers and what takes less memory, when a GPU has too little."""
+    """Raise EngineError with the GPU's numbers and options that need less memory if a GPU runs out of it."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        # torch says what was tried, then how much there is and how much is free, then much more
+        # torch reports the failed allocation, then the total and free memory, then much more
         numbers = ". ".join(
             re.findall(r"Tried to allocate .+?B\b|GPU \d+ has .+? is free", str(error))
         )
         raise EngineError(
             f"the GPU has no room for this training{': ' if numbers else ''}{numbers}",
-            hint=f"what takes less: {suggest_smaller(options)}",
+            hint=f"options that need less: {suggest_smaller(options)}",
         ) from error
 
 
 def _link(target: Path, link: Path) -> None:
-    """A relative link, or a copy where there are none."""
+    """Create a relative link, or a copy if the file system has no links."""
     import shutil
 
     remove_export(link)

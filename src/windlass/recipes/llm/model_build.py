@@ -1,11 +1,12 @@
-"""Makes the model of a fine-tuning: our Llama where it computes the same, else Hugging Face's own.
+"""Construction of the model to fine-tune: our Llama if it computes the same, otherwise Hugging Face's own.
 
-Both are called alike and return their loss, so one loop trains both. Weights are float32 when they are
-trained; with adapters they are frozen, and checkpoints hold the adapters alone. Called by `llm_trainer`.
+Both models have the same signature and return their loss, so one loop trains both. Trained weights are
+float32. With adapters, the base weights are frozen and checkpoints hold only the adapters. Called by
+`llm_trainer`.
 
-Our Llama's weights come from a Hugging Face folder, and go back into one that transformers loads. Names are
-the same on both sides, so weights are copied one by one from the memory-mapped files to where the model lies;
-nothing holds a second copy of the model. Needs safetensors, which is imported when it is used.
+Our Llama loads its weights from a Hugging Face folder, and saves them to one that transformers can load.
+Names are the same on both sides, so weights are copied one by one from the memory-mapped files to the device.
+There is never a second copy of the model. Needs safetensors, which is imported on use.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from windlass.recipes.llm.linear_layers import join_with_adapters, keep_frozen_j
 from windlass.recipes.llm.llama import Llama, make_mask
 from windlass.recipes.llm.llama_config import find_difference, make_hf_config, read_llama_config
 from windlass.recipes.llm.llm_options import LlmOptions
-from windlass.recipes.llm.model_files import has_safetensors, read_hf_config, tell_reason
+from windlass.recipes.llm.model_files import has_safetensors, read_hf_config, summarize_error
 from windlass.train.checkpoint.hf_export import INDEX, write_weights
 from windlass.train.checkpoint.training_state import drop_tied
 from windlass.train.data.token_packing import IGNORED
@@ -35,7 +36,7 @@ HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 ADAPTER = "default"
 _LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-# whose logits are the last hidden states times the head, and nothing more
+# models whose logits are exactly the last hidden states times the head
 _PLAIN_HEADS = (
     *("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
     *("GPT2LMHeadModel", "Phi3ForCausalLM"),
@@ -48,7 +49,7 @@ def load_llama(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Llama:
-    """The model of a folder with `config.json` and safetensors; float32 unless asked, whatever is stored."""
+    """Load a folder with `config.json` and safetensors. The stored dtype is ignored."""
     folder = Path(folder)
     config = read_llama_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     with torch.device("meta"):
@@ -60,7 +61,7 @@ def load_llama(
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Copy a folder's weights into a model that has all of them, and no others."""
+    """Copy a folder's weights into a model that has exactly the same weights."""
     missing = dict(model.state_dict(keep_vars=True))
     with torch.no_grad():
         for name, stored in _read_tensors(folder):
@@ -68,18 +69,18 @@ def load_weights(model: nn.Module, folder: Path) -> None:
             if weight is None:
                 if name.endswith("rotary_emb.inv_freq"):
                     continue
-                raise SpecError(f"{folder} has weights {name}, and the model has none of that name")
+                raise SpecError(f"{folder} has weights {name}, which the model does not have")
             if weight.shape != stored.shape:
                 raise SpecError(
-                    f"{name} in {folder} is {tuple(stored.shape)}, and the model wants {tuple(weight.shape)}",
-                    hint="config.json and the weights are not of one model",
+                    f"{name} in {folder} is {tuple(stored.shape)}, but the model needs {tuple(weight.shape)}",
+                    hint="config.json and the weights belong to different models",
                 )
             weight.copy_(stored)
     if (
         missing.get(HEAD) is not None
         and missing[HEAD] is model.state_dict(keep_vars=True)[EMBEDDING]
     ):
-        del missing[HEAD]  # one weight, stored once
+        del missing[HEAD]  # tied weights are stored once
     if missing:
         raise SpecError(
             f"{folder} lacks {len(missing)} weights, such as {next(iter(missing))}",
@@ -94,7 +95,7 @@ def save_llama(
     hf_config: dict[str, Any] | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    """Write a folder that transformers loads; weights must be whole here, not sharded."""
+    """Write a folder that transformers can load. Weights must be whole on this rank, not sharded."""
     save_weights(
         model.state_dict(), folder, hf_config=hf_config or make_hf_config(model.config), dtype=dtype
     )
@@ -107,20 +108,20 @@ def save_weights(
     hf_config: dict[str, Any],
     dtype: torch.dtype,
 ) -> None:
-    """Write weights under Hugging Face's names, and the `config.json` beside them."""
+    """Write weights under Hugging Face's names, with `config.json` beside them."""
     write_weights(drop_tied(weights).items(), Path(folder), dtype=dtype, is_main=True)
     write_config(Path(folder), hf_config, dtype)
 
 
 def write_config(folder: Path, hf_config: dict[str, Any], dtype: torch.dtype) -> None:
-    """Write `config.json` with the type that the weights are stored in."""
+    """Write `config.json` with the dtype in which the weights are stored."""
     name = str(dtype).removeprefix("torch.")
     text = json.dumps({**hf_config, "dtype": name, "torch_dtype": name}, indent=2)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 
 def list_weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, as its index names them."""
+    """Return the safetensors files of a folder, as listed in its index."""
     index = folder / INDEX
     if not index.is_file():
         return [folder / "model.safetensors"]
@@ -134,18 +135,18 @@ def _read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     for path in list_weight_files(folder):
         try:
             with safe_open(path, framework="pt") as stored:
-                for name in stored.keys():  # noqa: SIM118  (it is no dict)
+                for name in stored.keys():  # noqa: SIM118  (not a dict)
                     yield name, stored.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise SpecError(
                 f"the weights in {path} cannot be read: {error}",
-                hint=f"ls -l {path} shows its size and who may read it (this is user {os.getuid()}); "
-                "copy the model again, or mount it where this user may read it",
+                hint=f"run `ls -l {path}` for its size and permissions (this is user {os.getuid()}); "
+                "copy the model again, or mount it where this user can read it",
             ) from error
 
 
 class HfCausalLM(nn.Module):
-    """A causal language model of transformers, called as our Llama is."""
+    """Causal language model of transformers with the signature of our Llama."""
 
     def __init__(self, hf: Any) -> None:
         super().__init__()
@@ -162,7 +163,7 @@ class HfCausalLM(nn.Module):
         labels: Tensor | None = None,
         scale: float | Tensor = 1.0,
     ) -> Tensor:
-        """Logits, or the scaled loss; see `llama.Llama.forward`."""
+        """Return logits, or the scaled loss if labels are given. See `llama.Llama.forward`."""
         inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": False}
         if offsets is not None:
             inputs |= {
@@ -187,7 +188,7 @@ class HfCausalLM(nn.Module):
         return linear_cross_entropy(hidden, weight, labels, scale=scale)
 
     def _make_bias(self, offsets: Tensor, tokens: Tensor) -> Tensor:
-        """Which token sees which, as all attention of transformers takes it: added to the scores."""
+        """Return the attention mask as a bias on the scores, which every transformers attention accepts."""
         mask = make_mask(offsets, *tokens.shape)
         dtype = self.hf.get_input_embeddings().weight.dtype
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(
@@ -195,27 +196,27 @@ class HfCausalLM(nn.Module):
         )
 
 
-def tell_difference(folder: Path, options: LlmOptions) -> str:
-    """Why a folder's model is Hugging Face's own and not our Llama; nothing where it is ours."""
+def explain_difference(folder: Path, options: LlmOptions) -> str:
+    """Return why a folder needs Hugging Face's own model, or an empty string if our Llama fits."""
     if options.hf_model:
         return "--hf-model"
     difference = find_difference(read_hf_config(folder))
     if not difference and not has_safetensors(folder):
-        return "its weights are no safetensors"
+        return "its weights are not safetensors"
     return difference
 
 
 def build_model(
     folder: Path, options: LlmOptions, *, device: torch.device, say: Callable[[str], None]
 ) -> nn.Module:
-    """The model with a folder's weights, as it is to be trained."""
-    difference = tell_difference(folder, options)
+    """Build the model to train, with a folder's weights."""
+    difference = explain_difference(folder, options)
     dtype = torch.bfloat16 if options.is_base_narrow else torch.float32
     model: nn.Module
     if difference:
         if options.fp8:
             raise SpecError(
-                f"--precision fp8 needs our own Llama, and {difference}", hint="--precision bf16"
+                f"--precision fp8 needs our own Llama, but {difference}", hint="--precision bf16"
             )
         say(f"Hugging Face's own model ({difference}), weights in {_name(dtype)}")
         model = _load_hf(folder, dtype)
@@ -228,7 +229,7 @@ def build_model(
 
 
 def prepare_layers(model: nn.Module, options: LlmOptions, *, say: Callable[[str], None]) -> None:
-    """Adapters, float8 and compilation, as the options want them, for a model that lies where it will."""
+    """Add adapters, float8 and compilation as the options ask. The model must be on its device already."""
     if options.lora:
         add_adapters(model, options, say=say)
     if options.fp8:
@@ -242,7 +243,7 @@ def prepare_layers(model: nn.Module, options: LlmOptions, *, say: Callable[[str]
 
 
 def add_adapters(model: nn.Module, options: LlmOptions, *, say: Callable[[str], None]) -> None:
-    """LoRA by peft on all linear layers but the head; everything else is frozen, and not saved."""
+    """Add LoRA with peft to linear layers except the head. All other weights are frozen and not saved."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError:
@@ -260,7 +261,7 @@ def add_adapters(model: nn.Module, options: LlmOptions, *, say: Callable[[str], 
         weight.data = weight.data.float()
     num_learned = sum(weight.numel() for weight in learned)
     say(
-        f"adapters of rank {options.lora} on {len(learned) // 2} layers: {num_learned:,} weights learn"
+        f"adapters of rank {options.lora} on {len(learned) // 2} layers: {num_learned:,} trainable weights"
     )
     join_with_adapters(model, ADAPTER)
     weights = model.named_parameters(remove_duplicate=False)  # a tied head has two names
@@ -274,36 +275,39 @@ def add_adapters(model: nn.Module, options: LlmOptions, *, say: Callable[[str], 
 
 
 def _check_targets(model: nn.Module, targets: tuple[str, ...]) -> None:
-    """Refuse names that are no layer's; the head learns none, as the loss takes its weight alone."""
+    """Raise SpecError for names that match no linear layer.
+
+    The head takes no adapter, because the loss reads only its weight.
+    """
     known = _find_linear(model)
     layers = [name for name, _ in model.named_modules() if name.rpartition(".")[2] in known]
     for target in targets:
         if not any(f".{name}".endswith(f".{target}") for name in layers):
             raise SpecError(
-                f"--lora-targets: {target} is no linear layer that adapters can be on",
-                hint=f"there are {', '.join(known)}",
+                f"--lora-targets: {target} is not a linear layer that can have adapters",
+                hint=f"known layers: {', '.join(known)}",
             )
 
 
 def check_positions(
     model: nn.Module, hf_config: dict[str, Any], *, length: int, say: Callable[[str], None]
 ) -> None:
-    """Refuse rows that are longer than a table of positions; say where they are longer than what was seen."""
+    """Raise SpecError if rows exceed the position table. Report rows that exceed the trained length."""
     known = hf_config.get("max_position_embeddings") or hf_config.get("n_positions")
     if not isinstance(known, int) or length <= known:
         return
-    text = f"rows of {length} tokens, and the model was made for {known}"
+    text = f"rows have {length} tokens, but the model was made for {known}"
     if isinstance(model, HfCausalLM):
         words = model.hf.get_input_embeddings()
         tables = (part for part in model.modules() if isinstance(part, nn.Embedding))
-        # some begin a few places later
+        # some tables have a few extra entries at their start
         if any(known <= one.num_embeddings < known + 8 for one in tables if one is not words):
-            raise SpecError(text, hint=f"--length {known}, or less")
+            raise SpecError(text, hint=f"pass --length {known} or less")
     say(text)
 
 
 def check_causal(model: HfCausalLM, vocab_size: int) -> None:
-    """Refuse a model whose tokens see those that follow, such as BERT: it would learn to copy them."""
+    """Raise SpecError for a model such as BERT, whose tokens see later ones and would learn to copy them."""
     device = next(model.parameters()).device
     tokens = torch.arange(2, 10, device=device)[None].remainder(vocab_size)
     others = tokens.clone()
@@ -312,18 +316,18 @@ def check_causal(model: HfCausalLM, vocab_size: int) -> None:
         one, other = (model(some)[0, :-1].float() for some in (tokens, others))
     if (one - other).norm() > 1e-4 * one.norm():
         raise SpecError(
-            "this model's tokens see those that follow them: it is no causal language model",
-            hint="a model that generates text, such as Llama, Qwen or GPT-2",
+            "this is not a causal language model: its tokens see those that follow them",
+            hint="use a model that generates text, such as Llama, Qwen or GPT-2",
         )
 
 
 def check_packing(model: HfCausalLM, vocab_size: int, *, length: int) -> None:
-    """Refuse a model for which documents in one row are not as if they were alone."""
+    """Raise SpecError for a model that does not keep the documents of one row apart."""
     window = _find_window(model.hf.config)
-    if window and window < length:  # the mask of documents takes the place of the window's
+    if window and window < length:  # the document mask would replace the window's mask
         raise SpecError(
-            f"the model sees {window} tokens at a time, to which packed rows of {length} do not keep",
-            hint=f"--length {window}, or --no-pack: one document a row",
+            f"the model attends to {window} tokens at a time, and packed rows of {length} exceed that",
+            hint=f"pass --length {window}, or --no-pack for one document per row",
         )
     tokens = torch.arange(2, 26)[None].remainder(vocab_size)
     device = next(model.parameters()).device
@@ -331,7 +335,8 @@ def check_packing(model: HfCausalLM, vocab_size: int, *, length: int) -> None:
     positions = torch.cat([torch.arange(cut), torch.arange(24 - cut)])[None].to(device)
     offsets = torch.tensor([0, cut, 24], dtype=torch.int32, device=device)
     refusal = SpecError(
-        "this model does not keep documents of one row apart", hint="--no-pack: one document a row"
+        "this model does not keep documents of one row apart",
+        hint="pass --no-pack for one document per row",
     )
     with torch.no_grad():
         alone = model(tokens[:, cut:])[0].float()
@@ -341,14 +346,14 @@ def check_packing(model: HfCausalLM, vocab_size: int, *, length: int) -> None:
             TypeError,
             ValueError,
             RuntimeError,
-        ) as error:  # it takes no such mask, or no positions
+        ) as error:  # the model takes no such mask or no positions
             raise refusal from error
     if (packed - alone).norm() > 0.02 * alone.norm():
         raise refusal
 
 
 def _find_window(config: Any) -> int | None:
-    """How many tokens some layers see at most, where that is less than all; by the names it has."""
+    """Return the smallest attention window of any layer, or None if all layers see all tokens."""
     names = ("sliding_window", "attention_chunk_size", "window_size")
     windows = [getattr(config.get_text_config(), name, None) for name in names]
     return min((window for window in windows if isinstance(window, int)), default=None)
@@ -362,33 +367,33 @@ def _load_hf(folder: Path, dtype: torch.dtype) -> HfCausalLM:
         raise SpecError(
             "this model needs transformers", hint="pip install 'windlass[llm]'"
         ) from None
-    logging.disable_progress_bar()  # of every rank
+    logging.disable_progress_bar()  # every rank would print one
     try:
         hf, info = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise SpecError(
-            f"transformers cannot load the model in {folder}: {tell_reason(error)}",
+            f"transformers cannot load the model in {folder}: {summarize_error(error)}",
             hint="do config.json and the weights belong together? Is transformers new enough?",
         ) from error
-    if missing := sorted(info["missing_keys"]):  # transformers would make them up
+    if missing := sorted(info["missing_keys"]):  # transformers would initialize them randomly
         raise SpecError(
             f"{folder} lacks {len(missing)} weights, such as {missing[0]}",
-            hint="config.json and the weights are not of one model, or not all of it was downloaded",
+            hint="config.json and the weights belong to different models, or the download is incomplete",
         )
     return HfCausalLM(hf)
 
 
 def _is_transposed(model: nn.Module) -> bool:
-    """Whether linear layers have their weights the other way round, as GPT-2's do."""
+    """Return whether linear layers store their weights transposed, as GPT-2's do."""
     if not isinstance(model, HfCausalLM):
         return False
     return any(isinstance(layer, _conv1d()) for layer in model.modules())
 
 
 def _find_linear(model: nn.Module) -> list[str]:
-    """The last names of the linear layers, without the head's."""
+    """Return the last name component of all linear layers except the head."""
     if not isinstance(model, HfCausalLM):
         return list(_LAYERS)
     head = model.hf.get_output_embeddings()
@@ -402,7 +407,7 @@ def _find_linear(model: nn.Module) -> list[str]:
 
 
 def _conv1d() -> tuple[type, ...]:
-    from transformers.pytorch_utils import Conv1D  # what GPT-2 has for linear layers
+    from transformers.pytorch_utils import Conv1D  # GPT-2's linear layer
 
     return (Conv1D,)
 

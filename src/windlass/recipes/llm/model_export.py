@@ -1,7 +1,7 @@
-"""A trained model as a folder that transformers loads: weights whole, adapters merged, tokenizer beside it.
+"""Export of a trained model as a folder for transformers: whole weights, merged adapters, and the tokenizer.
 
-All ranks call `export_model`, since weights may be sharded over them; rank 0 writes. A folder appears under
-its name when it is whole. With adapters, they are also written by themselves, as peft loads them.
+All ranks call `export_model`, because weights may be sharded over them. Rank 0 writes. A folder gets its
+final name once it is complete. Adapters are also written separately, in the format of peft.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def export_model(
     context: Context,
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    """Write the model's present weights to `folder`; source: the model it was made from."""
+    """Write the model's current weights to `folder`. `source` is the folder the model was loaded from."""
     weights = list_weights(model.hf if isinstance(model, HfCausalLM) else model)
     hf_config = read_hf_config(source)
     if hf_config.get("tie_word_embeddings"):
@@ -69,7 +69,7 @@ def remove_export(folder: Path) -> None:
 
 
 def find_adapters(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The adapters' weights alone, whole and on the CPU, by the names that peft writes; for all ranks."""
+    """Return the adapters' weights, whole and on the CPU, under peft's names. All ranks must call this."""
     return {
         f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": gather_whole(weight).cpu()
         for name, weight in weights.items()
@@ -80,7 +80,7 @@ def find_adapters(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def merge_adapters(
     weights: Mapping[str, Tensor], scaling: float, *, is_transposed: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """The weights one after another, whole, each with its adapter added, by their names before it."""
+    """Yield the whole weights with their adapters merged, under their original names."""
     for name, weight in weights.items():
         if name.endswith((_LEFT, _RIGHT)):
             continue
@@ -94,7 +94,7 @@ def merge_adapters(
 
 
 def _read_scaling(model: nn.Module) -> float:
-    """What adapters are multiplied by; 1 where there are none."""
+    """Return the adapters' scale, or 1 without adapters."""
     scalings = (float(m.scaling[ADAPTER]) for m in model.modules() if hasattr(m, "lora_A"))
     return next(scalings, 1.0)
 
@@ -128,7 +128,7 @@ def _save_adapters(
 
 
 def _copy_beside(source: Path, tokenizer: Path, folder: Path) -> None:
-    """What a folder holds besides weights: the tokenizer, the settings for generation."""
+    """Copy the tokenizer and the other small files that belong to a model, such as generation settings."""
     for origin in (source, tokenizer):
         for path in sorted(origin.iterdir()):
             is_wanted = path.suffix in _COPIED and path.name not in _NOT_COPIED

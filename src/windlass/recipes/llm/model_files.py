@@ -1,7 +1,7 @@
-"""Finds a model's files before anything heavy is imported, and names the one that is missing. Without torch.
+"""Lookup of a model's files before heavy imports, with errors that name the missing file. Without torch.
 
-Called by `train_framework` first: a wrong path costs a fraction of a second and no GPU. Also sets what
-libraries of Hugging Face read in the environment: the token by the name they know, and that nobody is asked.
+`train_framework` calls this first, so that a wrong path fails in a fraction of a second and uses no GPU. It
+also sets environment variables that Hugging Face's libraries read: the token, and offline mode.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from windlass.near_names import did_you_mean
 from windlass.recipes.llm.llm_options import LlmOptions
 
 TOKEN = "HF_TOKEN"  # noqa: S105
-OTHER_TOKENS = (  # what people and guides call it; the first is all that huggingface_hub still reads besides
+OTHER_TOKENS = (  # names in common use, of which huggingface_hub itself reads only the first
     *("HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "HUGGING_FACE_TOKEN"),
     *("HUGGINGFACEHUB_API_TOKEN", "HF_API_TOKEN"),
 )
@@ -34,7 +34,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "
 
 
 def find_model_folder(options: LlmOptions) -> Path | None:
-    """The model's folder where it is named as one; None: it is to be downloaded."""
+    """Return the model's folder if the options name one, or None if the model has to be downloaded."""
     named = options.model_local_dir or options.model or ""
     if options.model_local_dir or options.local_files_only or Path(named).is_dir():
         return Path(named)
@@ -42,13 +42,13 @@ def find_model_folder(options: LlmOptions) -> Path | None:
 
 
 def check_files(options: LlmOptions) -> None:
-    """Refuse what cannot work, by the name of the file that is missing or cut off."""
+    """Raise SpecError if a required file is missing or cut off."""
     folder = find_model_folder(options)
     if folder is not None and not (options.local_files_only and _is_cached(folder)):
         if options.model_local_dir is None and not folder.exists():
             raise SpecError(
-                f"--model {folder} is no folder, and is not in the hub's cache",
-                hint=f"with a network, `hf download {folder}` puts it there; or --model-local-dir FOLDER",
+                f"--model {folder} is not a folder and is not in the hub's cache",
+                hint=f"with network access, run `hf download {folder}`, or pass --model-local-dir FOLDER",
             )
         check_model(folder)
     tokenizer = options.tokenizer_local_dir or folder
@@ -60,7 +60,7 @@ def check_files(options: LlmOptions) -> None:
 
 
 def check_model(folder: Path) -> None:
-    """Refuse a folder that lacks its config or weights, or whose weights were not copied to their end."""
+    """Raise SpecError if a folder lacks its config or weights, or if its weights are cut off."""
     _check_folder(folder, "--model-local-dir")
     config = folder / "config.json"
     if not config.is_file():
@@ -81,7 +81,7 @@ def has_safetensors(folder: Path) -> bool:
 
 
 def fingerprint_weights(folder: Path) -> str:
-    """What tells a model's weights from others': sizes, and a piece of each file."""
+    """Return a fingerprint of a model's weights, from the size and one piece of each file."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*")):
         if path.suffix == ".safetensors" or path.match("pytorch_model*.bin"):
@@ -92,18 +92,18 @@ def fingerprint_weights(folder: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def tell_reason(error: Exception) -> str:
-    """What a library said, without the lines that explain it."""
+def summarize_error(error: Exception) -> str:
+    """Return the type of an error and the first line of its message."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def read_hf_config(folder: Path) -> dict[str, Any]:
-    """The `config.json` of a folder."""
+    """Return the `config.json` of a folder."""
     return _read_json(folder / "config.json")
 
 
 def find_token(environ: MutableMapping[str, str]) -> str:
-    """Have the token of Hugging Face's hub under the name that is read; where it was, or nothing."""
+    """Copy the hub token to HF_TOKEN. Return the variable it came from, or an empty string."""
     if environ.get(TOKEN):
         return TOKEN
     for name in OTHER_TOKENS:
@@ -114,13 +114,13 @@ def find_token(environ: MutableMapping[str, str]) -> str:
 
 
 def go_offline(environ: MutableMapping[str, str]) -> None:
-    """Have Hugging Face's libraries ask nobody; before they are imported."""
+    """Switch Hugging Face's libraries to offline mode. Call this before importing them."""
     for name in _OFFLINE:
         environ[name] = "1"
 
 
 def download(options: LlmOptions, say: Callable[[str], None]) -> tuple[Path, Path]:
-    """The folders of model and tokenizer, from the hub or its cache where they are not named as folders."""
+    """Return the folders of model and tokenizer, downloaded from the hub unless they are given as folders."""
     folder = find_model_folder(options)
     if folder is None or not folder.is_dir():
         say(f"{options.model} from {'the cache' if options.local_files_only else 'the hub'}")
@@ -135,17 +135,17 @@ def _download_model(model: str, *, is_offline: bool) -> Path:
     wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
     try:
         return Path(snapshot_download(model, local_files_only=is_offline, allow_patterns=wanted))
-    except (OSError, ValueError) as error:  # what all errors of the hub are
+    except (OSError, ValueError) as error:  # the base classes of the hub's errors
         cause = str(error).strip().partition("\n")[0]
         raise SpecError(
-            f"the model {model} cannot be had: {cause or type(error).__name__}",
-            hint=f"a gated model needs a token in {TOKEN}, and its licence accepted on the hub; "
-            "without a network, --model-local-dir FOLDER --local-files-only",
+            f"the model {model} could not be downloaded: {cause or type(error).__name__}",
+            hint=f"for a gated model, set {TOKEN} and accept its licence on the hub; "
+            "without network access, pass --model-local-dir FOLDER --local-files-only",
         ) from error
 
 
 def _is_cached(folder: Path) -> bool:
-    """Whether a name that is no folder is one of the hub, whose cache is asked later."""
+    """Return whether a name that is not a folder is a hub id with an entry in the hub's cache."""
     if folder.exists() or folder.is_absolute() or len(folder.parts) != 2:
         return False
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
@@ -168,7 +168,7 @@ def _check_tokenizer(folder: Path) -> None:
 
 
 def _check_weights(path: Path) -> None:
-    """A safetensors file says at its beginning how long it is."""
+    """Compare a safetensors file's size with the one in its header, and raise SpecError if they differ."""
     try:
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
@@ -188,8 +188,8 @@ def _check_weights(path: Path) -> None:
         is_whole = False
     if not is_whole:
         raise SpecError(
-            f"{path} is cut off or is no safetensors file",
-            hint="copy or download it again; `git lfs pull` where it is a pointer",
+            f"{path} is cut off or is not a safetensors file",
+            hint="copy or download it again; run `git lfs pull` if it is a pointer",
         )
 
 
@@ -201,14 +201,14 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"{path} cannot be read: {error}", hint="copy or download it again"
         ) from error
     if not isinstance(values, dict):
-        raise SpecError(f"{path} holds no settings", hint="copy or download it again")
+        raise SpecError(f"{path} is not a JSON object", hint="copy or download it again")
     return values
 
 
 def _explain(path: Path) -> str:
     if not path.parent.is_dir():
-        return f"the folder {path.parent} is not here either: is the volume mounted?"
+        return f"the folder {path.parent} does not exist either; is the volume mounted?"
     others = sorted(entry.name for entry in path.parent.iterdir())[:50]
     return did_you_mean(
-        path.name, others, f"in {path.parent} there is {', '.join(others[:5]) or 'nothing'}"
+        path.name, others, f"{path.parent} contains {', '.join(others[:5]) or 'nothing'}"
     )
