@@ -36,14 +36,14 @@ SEEN = {
     "pvc-unbound": ("VolumeMissing", ['"waits"', "no-such-class"], "describe pvc waits"),
     "mount": ("FailedMount", ['secret "no-secret" not found'], "--secret"),
     "quota": ("QuotaExceeded", ["1 of 4 pods", '"team"', "3 of 3 are used"], "--cpus"),
-    "quota-none": ("QuotaExceeded", ['"team"', "say its requests.cpu"], "--cpus"),
+    "quota-none": ("QuotaExceeded", ['"team"', "set requests.cpu"], "--cpus"),
     "rootpod": ("PodSecurity", ["restricted", "runAsNonRoot"], "--run-as"),
     "toobig": ("Denied", ["LimitRange", "maximum cpu usage per Container is 1"], "--cpus"),
     "denied": ("Denied", ['"h4-denies"', "every pod needs the label team"], "--label"),
     "account": ("ServiceAccountMissing", ['"nobody-here"'], "--service-account"),
     "suspended": (
         "Suspended",
-        ["somebody suspended it after it was submitted"],
+        ["it was suspended after its submit"],
         "kubectl edit job ",
     ),
 }
@@ -144,8 +144,8 @@ def test_taints_labels_and_more_are_counted() -> None:
         "preemption: 0/5 nodes are available: 5 Preemption is not helpful for scheduling."
     )
     assert found.message == (
-        "pod p-0: no node will do: 1 of 5 nodes are kept for others by a taint {workload: batch}; "
-        "1 of 5 nodes are closed for new pods; 3 of 5 nodes have not the labels that are asked for"
+        "pod p-0: no node is suitable: 1 of 5 nodes have an untolerated taint {workload: batch}; "
+        "1 of 5 nodes do not accept new pods; 3 of 5 nodes do not have the requested labels"
     )
     assert found.hint == "change --node-selector and --toleration workload=batch"
 
@@ -182,7 +182,7 @@ def test_nodes_that_are_kept_for_others_may_have_what_is_lacking() -> None:
         "{nvidia.com/gpu: present}. preemption: not eligible due to preemptionPolicy=Never."
     )
     assert "--gpus" in found.hint
-    assert found.hint.endswith("kept for others? --toleration nvidia.com/gpu=present")
+    assert found.hint.endswith("may use tainted nodes: --toleration nvidia.com/gpu=present")
 
 
 def test_the_image_is_named_as_it_was_asked_for() -> None:
@@ -308,7 +308,7 @@ def test_hardly_anything_is_needed() -> None:
 def _job(name: str, container: dict[str, Any], **pod: Any) -> dict[str, Any]:
     labels = {"windlass.dev/job": name}
     command = ["python3", "-c", "pass"]
-    resources = {"limits": {"memory": "64Mi"}}  # a quota wants every pod to say it
+    resources = {"limits": {"memory": "64Mi"}}  # a quota requires every pod to set it
     ours = {
         "name": "windlass",
         "image": IMAGE,

@@ -35,10 +35,10 @@ def ask(said: str = "", **more: Any) -> Blocker:
 @pytest.mark.parametrize(
     ("said", "words", "flag"),
     [
-        (OVER.format("cpu", "f", "8", "1"), "8 cpu in all, the queue's whole quota is 1", "--cpus"),
+        (OVER.format("cpu", "f", "8", "1"), "8 cpu in all, but the queue's whole quota is 1", "--cpus"),
         (
             "insufficient quota for memory in flavor f, request > maximum capacity (8Gi > 2Gi)",
-            "8Gi memory in all, the queue's whole quota is 2Gi",
+            "8Gi memory in all, but the queue's whole quota is 2Gi",
             "--memory",
         ),
         (

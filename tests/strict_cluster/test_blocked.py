@@ -60,7 +60,7 @@ BLOCKED: dict[str, tuple[dict[str, Any], str, str]] = {
     "gpus": (
         {"gpus": 4096},
         reasons.UNSCHEDULABLE,
-        r"each pod wants 4096 nvidia.com/gpu, but \d+ of \d+ nodes have not enough nvidia.com/gpu",
+        r"each pod wants 4096 nvidia.com/gpu, but \d+ of \d+ nodes do not have enough nvidia.com/gpu",
     ),
     "image": ({"image": "localhost/nobody:1"}, reasons.IMAGE_PULL, r"localhost/nobody:1"),
     "image's name": (

@@ -66,5 +66,5 @@ def test_one_that_is_too_big_will_never_start(dialect, queue):
     job = wl.submit(["true"], queue=queue, cpus="8", memory="512Mi")
     why = read_why(job, QUEUE_TOO_SMALL)
     assert f'it will never start in the queue "{queue}"' in why.sentence
-    assert "it asks for 8 cpu in all, the queue's whole quota is 1" in why.sentence
+    assert "it asks for 8 cpu in all, but the queue's whole quota is 1" in why.sentence
     assert "--cpus" in why.next

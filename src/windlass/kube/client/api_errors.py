@@ -1,15 +1,14 @@
-"""What goes wrong between us and an API server, as errors that say what to do next. Pure.
+"""Errors of requests to an API server, each with a hint about what to do next. Pure.
 
-    EngineError
-      ClusterError      the server could not do it, after the tries that were worth it
-        Unreachable       no answer: refused, no such host, TLS, deadline
-        Unauthorized      it does not know who we are
-        Forbidden         it knows, and we may not; verb, resource and namespace are named
-        NotFound          no such object, or the cluster does not serve its kind
-        Conflict          there is such an object already, or somebody changed it meanwhile
-        Rejected          quota, admission, validation: the server's own words
+- `ClusterError`: the request failed, after any useful retries. A subclass of `EngineError`.
+- `Unreachable`: no answer because of a refused connection, an unknown host, TLS, or the deadline.
+- `Unauthorized`: the server did not accept the login.
+- `Forbidden`: the user lacks a right. The message names verb, resource and namespace.
+- `NotFound`: no such object, or the cluster does not serve its kind.
+- `Conflict`: the object exists already, or another client changed it.
+- `Rejected`: quota, admission or validation failed, in the server's own words.
 
-Foreign errors are mapped here and nowhere else; texts of the server are passed on as they are.
+Only this module maps foreign errors. It passes the server's messages on unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _WEBHOOK_CALL = re.compile(r'failed calling webhook "(?P<name>[^"]+)": (?P<why>.
 
 
 class ClusterError(EngineError):
-    """The cluster did not do what it was asked; `code` and `reason` are the server's."""
+    """Failed request to a cluster. `code` and `reason` come from the server."""
 
     def __init__(
         self, message: str, *, hint: str = "", code: int | None = None, reason: str = ""
@@ -44,40 +43,40 @@ class ClusterError(EngineError):
         self.reason = reason
         if code in _BUSY:
             self.retryable = True
-        self.maybe_done = code is None or code >= 500  # the request may have been carried out
-        self.was_lost = False  # an earlier try of the same request may have been
+        self.maybe_done = code is None or code >= 500  # the server may have carried out the request
+        self.was_lost = False  # it may have carried out an earlier attempt
         self.retry_after_s = 0.0
 
 
 class Unreachable(ClusterError):
-    """No answer: connection refused, no such host, TLS, or the deadline."""
+    """No answer: refused connection, unknown host, TLS, or the deadline."""
 
     retryable = True
 
 
 class Unauthorized(ClusterError):
-    """The server does not know who we are, or no longer."""
+    """Login that the server does not accept, or no longer accepts."""
 
 
 class Forbidden(ClusterError):
-    """We may not; the message names verb, resource and namespace."""
+    """Missing right. The message names verb, resource and namespace."""
 
 
 class NotFound(ClusterError):
-    """There is no such object, or the cluster does not serve its kind."""
+    """Unknown object, or a kind that the cluster does not serve."""
 
 
 class Conflict(ClusterError):
-    """The object is there already, or was changed meanwhile."""
+    """Object that exists already, or that another client changed."""
 
 
 class Rejected(ClusterError):
-    """Quota, admission or validation said no, in the server's own words."""
+    """Request that failed quota, admission or validation, with the server's own words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlace:
-    """Which cluster was asked, and by which engine, for messages."""
+    """Cluster and engine of a request, for messages."""
 
     server: str
     context: str
@@ -88,12 +87,12 @@ class ClusterPlace:
 
 
 def make_role_hint(engine: str) -> str:
-    """Where the Role stands that a user of this engine needs."""
+    """Return a hint about the Role that a user of this engine needs."""
     return f"`windlass doctor -e {engine} --role` prints the Role to ask an admin for"
 
 
 def read_refusal(code: int, body: bytes, *, asked: str, where: ClusterPlace) -> ClusterError:
-    """The error in an answer that is none; `asked` is like "create secrets/a in namespace x"."""
+    """Return the error for a failed request. `asked` is like "create secrets/a in namespace x"."""
     text, reason = _read_status(code, body)
     if code == 401:
         return _not_known(text, where)
@@ -103,7 +102,7 @@ def read_refusal(code: int, body: bytes, *, asked: str, where: ClusterPlace) -> 
         return _not_there(text, reason, asked=asked, where=where)
     if code >= 500 and (webhook := _WEBHOOK_CALL.search(text)):
         return _not_judged(webhook, code, reason, asked=asked, where=where)
-    kind, hint = ClusterError, "look at the cluster's own state, then try again"
+    kind, hint = ClusterError, "check the state of the cluster, then try again"
     if code == 409:
         kind = Conflict
         hint = "choose another name, or delete the old object" if reason == "AlreadyExists" else ""
@@ -112,12 +111,12 @@ def read_refusal(code: int, body: bytes, *, asked: str, where: ClusterPlace) -> 
     elif code in (400, 405, 406, 413, 415, 422):
         kind, hint = Rejected, "change what the text names"
     elif code in _BUSY:
-        hint = "the server is busy or in trouble; try again in a while"
+        hint = "the server is overloaded or failing; try again later"
     return kind(f"could not {asked}: {text}", hint=hint, code=code, reason=reason)
 
 
 def _read_status(code: int, body: bytes) -> tuple[str, str]:
-    """Message and reason of a Status object, or the text of a proxy that answered instead."""
+    """Return message and reason of a Status object, or the text of a proxy that answered instead."""
     try:
         status = json.loads(body)
     except ValueError:
@@ -140,7 +139,7 @@ def _not_known(text: str, where: ClusterPlace) -> Unauthorized:
 def _not_allowed(text: str, reason: str, *, asked: str, where: ClusterPlace) -> ClusterError:
     match = _MAY_NOT.search(text)
     if match is None:
-        # Quota, Pod Security and webhooks answer 403 too, but no Role would help against them.
+        # Quota, Pod Security and webhooks also answer 403, but a Role would not help.
         return Rejected(
             f"the cluster refused to {asked}: {text}",
             hint="change what the text names, or ask an admin about that rule",
@@ -162,7 +161,7 @@ def _not_allowed(text: str, reason: str, *, asked: str, where: ClusterPlace) -> 
 def _not_judged(
     webhook: re.Match[str], code: int, reason: str, *, asked: str, where: ClusterPlace
 ) -> ClusterError:
-    """Nothing was wrong with the object: whoever has to look at it first does not answer."""
+    """Return the error for a webhook that does not answer. The object itself was not rejected."""
     hint = "the operator that it belongs to may be down: ask an admin of the cluster to look at it"
     if where.engine != DEFAULT_ENGINE:
         hint += f", or use `--engine {DEFAULT_ENGINE}`, which needs none"
@@ -195,7 +194,7 @@ def _not_there(text: str, reason: str, *, asked: str, where: ClusterPlace) -> No
 def make_unreachable(
     error: BaseException, *, where: ClusterPlace, deadline_s: float = 0.0
 ) -> Unreachable:
-    """What kept us from an answer: the cause under whatever the HTTP library wrapped it in."""
+    """Return the error for a request without an answer, from the cause that the HTTP library wrapped."""
     causes = _causes(error)
     certificate = next((c for c in causes if isinstance(c, ssl.SSLCertVerificationError)), None)
     if certificate is not None:
@@ -234,7 +233,7 @@ def _certificate_hint(text: str) -> str:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error and what it came from, outermost first, each once."""
+    """Return the error and its causes, outermost first, each once."""
     causes: list[BaseException] = []
     queue: list[object] = [error]
     while queue:

@@ -1,4 +1,4 @@
-"""Blocker: one thing that keeps a job from getting on. The record, its reasons, and their rank.
+"""Blockers, which keep a job from running: the record, its reasons, and their rank.
 
 `pod_blockers`, `pod_scheduling` and `job_admission` find blockers. Programs match on the reasons.
 """
@@ -20,7 +20,7 @@ CREATE_FAILED = "FailedCreate"
 IMAGE_NAME = "InvalidImageName"
 IMAGE_PULL = "ImagePull"
 CONTAINER_CONFIG = "CreateContainerConfigError"
-START_ERROR = "StartError"  # the image lacks the program: no other node will find it
+START_ERROR = "StartError"  # the image lacks the program, so other nodes fail, too
 RUNTIME_REFUSED = "RuntimeRefused"
 CRASH_LOOP = "CrashLoop"
 VOLUME = "VolumeMissing"
@@ -32,11 +32,11 @@ QUEUE_MISSING = "QueueMissing"
 QUEUE_TOO_SMALL = "QueueTooSmall"
 NOT_ADMITTED = "NotAdmitted"
 HALF_SUBMITTED = "HalfSubmitted"
-SUSPENDED = "Suspended"  # by whoever made it
+SUSPENDED = "Suspended"  # by its owner
 GATED = "SchedulingGated"
 PULLING = "PullingImage"
 
-# What no waiting will cure comes first, what is only slow comes last.
+# Blockers that waiting cannot resolve come first, and merely slow ones last.
 _RANKS = {
     reason: rank
     for rank, reason in enumerate(
@@ -63,7 +63,7 @@ _FLAGS = {"cpu": "--cpus", "memory": "--memory", "ephemeral-storage": "--ephemer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocker:
-    """What is in the way, in one sentence; what to do about it; which pod shows it; since when."""
+    """One reason why a job does not run: a sentence, a hint, the affected pod, and the start time."""
 
     reason: str
     message: str
@@ -73,12 +73,12 @@ class Blocker:
 
     @property
     def rank(self) -> int:
-        """Smaller is more important."""
+        """Rank of the reason, where smaller is more important."""
         return _RANKS.get(self.reason, len(_RANKS))
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether no waiting will cure it: somebody has to change something."""
+        """True if waiting does not help, so that a user has to change something."""
         return self.rank <= _RANKS[START_ERROR] or self.reason == CONTAINER_CONFIG
 
 
@@ -88,24 +88,24 @@ def flag_for(resource: str) -> str:
 
 
 def make_half_submitted(since_s: float) -> Blocker:
-    """Return what blocks a job whose client went away before the submit was complete."""
+    """Return the blocker of a job whose submit was interrupted."""
     return Blocker(
         reason=HALF_SUBMITTED,
         message="the job was made but never started: its submit did not finish",
-        hint="windlass rm JOB removes it; then submit it again",
+        hint="windlass rm JOB removes it; then submit the job again",
         since_s=since_s,
     )
 
 
 def needs_room(condition: Condition) -> bool:
-    """Whether it would help that somebody else ends: nodes, the quota or the queue are full."""
+    """Return whether the job waits for others to end, because nodes, quota or queue are full."""
     if condition.type != CONDITION:
         return False
     return condition.reason in (QUOTA, NOT_ADMITTED) or WHEN_OTHERS_END in condition.text
 
 
 def make_condition(blocker: Blocker) -> Condition:
-    """The blocker as it stands in a job's status."""
+    """Return the blocker as a condition of a job's status."""
     return Condition(
         type=CONDITION,
         reason=blocker.reason,

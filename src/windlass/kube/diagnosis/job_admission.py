@@ -1,8 +1,8 @@
-"""Why a job's object has no pods yet: its Kueue queue has not admitted it, or its operator is idle.
+"""Blockers of a job's object without pods: Kueue has not admitted it, or its operator is idle.
 
-Pure. Takes the JSON of the object, of Kueue's Workloads and of events, and the names of the
-namespace's queues; returns one blocker. Kueue's reasons are read from its own sentences, which have
-changed over the years; unknown ones are passed on as they are.
+These functions are pure. They take the JSON of the object and of events, and the names of the
+namespace's queues, and return one blocker. Kueue's reasons are parsed from its messages, which differ
+between versions. Unknown messages are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from windlass.kube.objects.fields import (
 
 _MAX_NAMED = 8
 # `insufficient quota for cpu in flavor a, previously considered podsets requests (0) + current podset
-# request (8) > maximum capacity (1)`; before Kueue 0.11 `..., request > maximum capacity (8 > 1)`
+# request (8) > maximum capacity (1)`. Before Kueue 0.11: `..., request > maximum capacity (8 > 1)`
 _OVER = re.compile(
     r"insufficient quota for (?P<resource>\S+) in flavor (?P<flavor>[^\s,]+), "
     r"(?:.*?request \((?P<wanted>[^)]+)\) > maximum capacity \((?P<most>[^)]+)\)"
@@ -42,7 +42,7 @@ _OVER = re.compile(
 )
 _BUSY = re.compile(r"insufficient unused quota for \S+ in flavor ([^\s,]+)")
 _UNSERVED = re.compile(r"resource (\S+) unavailable in ClusterQueue")
-IDLE_S = 15.0  # it takes a moment to make pods
+IDLE_S = 15.0  # operators need a moment to make pods
 
 
 def read_suspension(
@@ -52,18 +52,21 @@ def read_suspension(
     *,
     prefix: str,
 ) -> Blocker:
-    """Why an object is suspended, of any kind that Kueue knows; the rest is as for `read_waiting`."""
+    """Return the blocker of a suspended object of any kind that Kueue supports.
+
+    The arguments are those of `read_waiting`.
+    """
     since_s = read_time(condition_of(job, "Suspended").get("lastTransitionTime")) or created_s(job)
     if names.LABEL_QUEUE in labels_of(job):
         return read_waiting(job, events, queues, since_s=since_s, prefix=prefix)
     is_ours = names.LABEL_JOB in labels_of(job)
     is_half_submitted = is_ours and names.ANNOTATION_SUBMIT in annotations_of(job)
     if not is_half_submitted:
-        who = "somebody suspended it after it was submitted" if is_ours else ""
+        why = "it was suspended after its submit" if is_ours else "its owner has not started it"
         kind = str(job.get("kind", "Job")).lower()  # items of a list of Jobs have no kind
         return Blocker(
             reason=SUSPENDED,
-            message=f"it is suspended: {who or 'whoever made it has not let it run'}",
+            message=f"it is suspended: {why}",
             hint=f"kubectl edit {kind} {name_of(job)}: set suspend to false",
             since_s=since_s,
         )
@@ -78,9 +81,10 @@ def read_waiting(
     since_s: float,
     prefix: str,
 ) -> Blocker:
-    """Why it waits. `queues` are those of the namespace; None where they may not be read.
+    """Return why an object waits in its queue.
 
-    `prefix` is what Kueue puts before the names of objects of this kind, to name its Workloads.
+    `queues` are those of the namespace, or None if the user may not read them. `prefix` is what Kueue
+    prepends to the names of objects of this kind to name its Workloads.
     """
     queue = labels_of(job)[names.LABEL_QUEUE]
     if queues is not None and queue not in queues:
@@ -99,7 +103,7 @@ def read_waiting(
         reason=NOT_ADMITTED,
         message=f'it waits in the queue "{queue}"{f": {why}" if why else ""}',
         hint="it starts when Kueue admits it; kubectl describe localqueue "
-        f"{queue} shows who is ahead",
+        f"{queue} shows what is ahead",
         since_s=since_s,
     )
 
@@ -117,21 +121,30 @@ def _say_missing(queue: str, queues: Sequence[str], since_s: float) -> Blocker:
 
 
 def _why_never(why: str) -> tuple[str, str] | None:
-    """The resource of which the whole quota is too small, and a sentence; None if it may start some day."""
+    """Return the resource of which the whole quota is too small, and a sentence.
+
+    Return None if the object may start later.
+    """
     if unserved := _UNSERVED.search(why):
         return unserved[1], f"the queue has no quota for {unserved[1]}"
     over = list(_OVER.finditer(why))
-    # another flavor that is only busy will do, once it is not
+    # A flavor that is only busy will have room later.
     if not over or set(_BUSY.findall(why)) - {match["flavor"] for match in over}:
         return None
     resource = over[0]["resource"]
     wanted = over[0]["wanted"] or over[0]["wanted_then"]
     most = over[0]["most"] or over[0]["most_then"]
-    return resource, f"it asks for {wanted} {resource} in all, the queue's whole quota is {most}"
+    return (
+        resource,
+        f"it asks for {wanted} {resource} in all, but the queue's whole quota is {most}",
+    )
 
 
 def _last_word_of_kueue(prefix: str, events: Sequence[Object]) -> str:
-    """Its events name the Workload, which bears the object's name; they need no right of their own."""
+    """Return the newest message of Kueue about an object, from the events of its Workload.
+
+    Unlike Workloads, events need no further right.
+    """
     said = [
         event
         for event in events
@@ -152,14 +165,15 @@ def find_idle_operator(
     num_pods: tuple[int, int],
     since_s: float,
 ) -> Blocker:
-    """That an object may run and lacks pods: its operator's own last warning, or that it may be down.
+    """Return the blocker of an object that may run and lacks pods.
 
-    `num_pods` are those that are there, and all; `since_s` is when one was heard of last.
+    It contains the last warning of the operator, which may also be down. `num_pods` are the existing and the
+    wanted number of pods. `since_s` is the time of the last event about a pod.
     """
     num_here, num_wanted = num_pods
     missing = f"{num_wanted - num_here} of {num_wanted} pods" if num_here else "the pods"
     resumed_s = read_time(condition_of(body, "Suspended").get("lastTransitionTime")) or 0.0
-    # what it makes on the way to pods bears the object's name
+    # The objects between it and the pods have the same name.
     about = [one for one in events if one.get("involvedObject", {}).get("name") == name_of(body)]
     warnings = sorted((one for one in about if one.get("type") == "Warning"), key=event_last_s)
     said = " ".join(str(warnings[-1].get("message", "")).split()) if warnings else ""

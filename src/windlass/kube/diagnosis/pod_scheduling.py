@@ -1,9 +1,9 @@
-"""Why a pod was not scheduled or not created, from the scheduler's or the API server's sentence.
+"""Diagnoses of pods that were not scheduled or created, from messages of Kubernetes.
 
-Pure: text in, plain words out. The scheduler's sentence is `0/5 nodes are available: 3 Insufficient
+These functions are pure. The scheduler's message is `0/5 nodes are available: 3 Insufficient
 nvidia.com/gpu, 2 node(s) had untolerated taint {a: b}. preemption: ...`. A FailedCreate event names
-quota, Pod Security, limits, webhooks or accounts. The words have changed over the years; unknown
-ones are passed on as they are.
+quota, Pod Security, limits, webhooks or accounts. The messages differ between versions. Unknown ones
+are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _QUOTA = re.compile(
     r"exceeded quota: (?P<name>[^,]+), requested: (?P<requested>.*?), "
     r"used: (?P<used>.*?), limited: (?P<limited>.*)"
 )
-_UNSAID = re.compile(r"failed quota: (?P<name>[^:]+): must specify (?P<what>.*?)(?: for: .*)?$")
+_UNSET = re.compile(r"failed quota: (?P<name>[^:]+): must specify (?P<what>.*?)(?: for: .*)?$")
 _ACCOUNT = re.compile(r'serviceaccount "(?P<name>[^"]+)" not found')
 _SECURITY = re.compile(r'violates PodSecurity "(?P<level>[^"]+)": (?P<why>.*)', re.DOTALL)
 _LIMIT = re.compile(r"(?:maximum|minimum|max limit)\b.*\bper (?:Container|Pod)\b", re.DOTALL)
@@ -57,7 +57,10 @@ _FLAGS_IN_SENTENCE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why some nodes would not do: `Insufficient cpu` on 3 nodes. No count: it holds for all."""
+    """Reason why nodes are unsuitable, as `Insufficient cpu` on 3 nodes.
+
+    Without a count it holds for all nodes.
+    """
 
     text: str
     num_nodes: int | None = None
@@ -69,7 +72,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """One kind of trouble, in words."""
+    """One problem, as a reason for programs, a message and a hint."""
 
     reason: str
     message: str
@@ -77,7 +80,7 @@ class Diagnosis:
 
 
 def read_causes(sentence: str) -> tuple[int, tuple[Cause, ...]]:
-    """How many nodes there are, and why each would not do."""
+    """Return the number of nodes, and the causes that make them unsuitable."""
     match = _SENTENCE.match(sentence.strip())
     if match is None:
         return 0, (Cause(text=sentence.strip()),) if sentence.strip() else ()
@@ -91,7 +94,7 @@ def _read_cause(text: str) -> Cause:
 
 
 def diagnose(pod: Object, sentence: str, *, nodes: Sequence[Object] = ()) -> Diagnosis:
-    """What is in the way. `nodes`, where they may be read, tell how much the biggest has."""
+    """Return why a pod cannot be scheduled, with the size of the biggest node if `nodes` are given."""
     num_nodes, causes = read_causes(sentence)
     for cause in causes:
         if blocker := _diagnose_volume(cause.text):
@@ -112,7 +115,7 @@ def diagnose(pod: Object, sentence: str, *, nodes: Sequence[Object] = ()) -> Dia
     hint = _hint_lacking([cause.resource for cause in lacking], is_too_big)
     if any("untolerated taint" in cause.text for cause in causes):
         taints = find_taints([cause.text for cause in causes], nodes)
-        hint += f"; or may it use the nodes that are kept for others? {_advise_toleration(taints)}"
+        hint += f"; if the job may use tainted nodes: {_advise_toleration(taints)}"
     return Diagnosis(
         reason=UNSCHEDULABLE, message=f"{asks}, but {counts}{biggest}{others}", hint=hint
     )
@@ -120,7 +123,7 @@ def diagnose(pod: Object, sentence: str, *, nodes: Sequence[Object] = ()) -> Dia
 
 def _count_lacking(cause: Cause, num_nodes: int, is_too_big: bool) -> str:
     free = "" if is_too_big else " free"
-    return f"{cause.num_nodes} of {num_nodes} nodes have not enough {cause.resource}{free}"
+    return f"{cause.num_nodes} of {num_nodes} nodes do not have enough {cause.resource}{free}"
 
 
 def _hint_lacking(resources: list[str], is_too_big: bool) -> str:
@@ -156,7 +159,7 @@ def _size(text: str) -> int:
 
 
 def render_amount(text: str, resource: str) -> str:
-    """A quantity for people: nodes give their memory in Ki."""
+    """Return a readable quantity, since nodes report memory in Ki."""
     if "memory" in resource or "storage" in resource:
         return f"{_size(text) / BILLION / (1 << 30):.4g}Gi"
     return text
@@ -170,7 +173,7 @@ def _diagnose_volume(text: str) -> Diagnosis | None:
         return Diagnosis(reason=VOLUME, message=message, hint=hint)
     if "unbound" in text and "PersistentVolumeClaim" in text:
         message = "a volume claim is not bound yet: nothing has provided its volume"
-        hint = "kubectl describe pvc says why; often its storage class is not there"
+        hint = "kubectl describe pvc shows why. Often its storage class does not exist"
         return Diagnosis(reason=VOLUME, message=message, hint=hint)
     if "volume node affinity" in text or "available persistent volumes" in text:
         message = f"its volume can only be used on other nodes: {text}"
@@ -185,13 +188,13 @@ def _is_what(text: str) -> str:
 
 
 _PLACES = (
-    ("node affinity/selector", "have not the labels that are asked for", "--node-selector"),
-    ("untolerated taint", "are kept for others by a taint", "--toleration"),
-    ("were unschedulable", "are closed for new pods", ""),
-    ("Too many pods", "hold as many pods as they may", ""),
+    ("node affinity/selector", "do not have the requested labels", "--node-selector"),
+    ("untolerated taint", "have an untolerated taint", "--toleration"),
+    ("were unschedulable", "do not accept new pods", ""),
+    ("Too many pods", "run their maximum number of pods", ""),
     ("topology spread", "would break the spread over hosts", "--spread soft"),
     ("anti-affinity", "would break the spread over hosts", "--spread soft"),
-    ("free ports", "have the port taken", ""),
+    ("free ports", "have no free port of that number", ""),
 )
 
 
@@ -206,7 +209,10 @@ def _say_cause(cause: Cause, num_nodes: int) -> str:
 
 
 def find_taints(texts: Sequence[str], nodes: Sequence[Object] = ()) -> list[str]:
-    """Taints as `--toleration` takes them: from the sentence; newer ones name none, then from the nodes."""
+    """Return taints in the format of `--toleration`.
+
+    They come from the message or, since newer schedulers do not name them, from the nodes.
+    """
     named = [re.search(r"taint \{([^:}]+): ?([^}]*)\}", text) for text in texts]
     pairs = [(match[1].strip(), match[2].strip()) for match in named if match]
     if not pairs and any("untolerated taint" in text for text in texts):
@@ -234,9 +240,9 @@ def _diagnose_place(
     said = "; ".join(_say_cause(cause, num_nodes) for cause in causes)
     wanted = pod.get("spec", {}).get("nodeSelector") or {}
     labels = ", ".join(f"{key}={value}" for key, value in wanted.items())
-    message = f"no node will do: {said}" if said else "no node will do"
+    message = f"no node is suitable: {said}" if said else "no node is suitable"
     if labels and "--node-selector" in flags:
-        message += f" (asked for: {labels})"
+        message += f" (requested: {labels})"
     advice = _advise_toleration(find_taints(texts, nodes))
     flags = [advice if flag == "--toleration" else flag for flag in flags]
     hint = (
@@ -246,9 +252,9 @@ def _diagnose_place(
 
 
 def diagnose_create(text: str) -> Diagnosis:
-    """What the API server objected to, and whom to ask."""
+    """Return why the API server did not create a pod, and what to do about it."""
     plain = _PREFIX.sub("", " ".join(text.split()))
-    for read in (_read_quota, _read_unsaid, _read_security, _read_account, _read_denial):
+    for read in (_read_quota, _read_unset, _read_security, _read_account, _read_denial):
         if blocker := read(plain):
             return blocker
     if _LIMIT.search(plain):
@@ -282,14 +288,14 @@ def _read_amounts(text: str) -> dict[str, str]:
     return {name.strip(): amount.strip() for name, _, amount in pairs}
 
 
-def _read_unsaid(text: str) -> Diagnosis | None:
-    match = _UNSAID.search(text)
+def _read_unset(text: str) -> Diagnosis | None:
+    match = _UNSET.search(text)
     if match is None:
         return None
     return Diagnosis(
         reason=QUOTA,
-        message=f'the namespace\'s quota "{match["name"]}" wants every pod to say its {match["what"]}',
-        hint=f"say it with {_flags_in(match['what'])}",
+        message=f'the namespace\'s quota "{match["name"]}" requires every pod to set {match["what"]}',
+        hint=f"set it with {_flags_in(match['what'])}",
     )
 
 
@@ -300,7 +306,7 @@ def _read_security(text: str) -> Diagnosis | None:
     return Diagnosis(
         reason=POD_SECURITY,
         message=f'the namespace\'s Pod Security level "{match["level"]}" forbids these pods: {match["why"]}',
-        hint="leave out --run-as and --patch, which are restricted without them; or use another --namespace",
+        hint="leave out --run-as and --patch, without which pods are restricted, or use another --namespace",
     )
 
 
@@ -316,13 +322,13 @@ def _read_account(text: str) -> Diagnosis | None:
 
 
 def _read_denial(text: str) -> Diagnosis | None:
-    """A webhook or a policy said no; its own words are all that anybody knows."""
+    """Read the refusal of a webhook or a policy, whose own message is the only explanation."""
     for pattern, kind in ((_WEBHOOK, "webhook"), (_POLICY, "policy")):
         if match := pattern.search(text):
             return Diagnosis(
                 reason=DENIED,
                 message=f'the cluster\'s {kind} "{match["name"]}" denied the pods: {match["why"]}',
-                hint="do what it asks (--label, --annotation or --patch), or ask who runs it",
+                hint="do what it asks (--label, --annotation or --patch), or ask its owner",
             )
     if match := _CALL.search(text):
         return Diagnosis(
