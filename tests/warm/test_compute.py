@@ -99,7 +99,7 @@ def test_nodes_are_replaced_when_they_cannot_change_in_place(on, make, capfd):
     again = make(name=compute.name, memory="310Mi")
     assert kt.fn(tasks.find_agent).to(again)() != agent
     err = capfd.readouterr().err
-    assert "its nodes are replaced, since they cannot change in place: memory" in err
+    assert "its nodes are replaced, because these settings cannot change in place: memory" in err
     assert err.index("replaced") < err.index("starting 1 node")
     # and the one that knew the first nodes uses what is there now, or says that it is gone
     assert len(on.pod_uids(again)) == 1
@@ -116,7 +116,7 @@ def test_another_python_replaces_the_nodes(on, make, capfd, tmp_path):
     capfd.readouterr()
     assert kt.fn(tasks.find_agent).to(again)() != agent
     err = capfd.readouterr().err
-    assert "its nodes are replaced, since they cannot change in place: python: /" in err
+    assert "its nodes are replaced, because these settings cannot change in place: python: /" in err
     assert "none" not in err
 
 
@@ -193,7 +193,7 @@ def test_it_ends_when_nothing_is_called_and_the_next_call_starts_it_again(on, ma
     assert status.verdict is not None
     assert "inactivity_ttl" in status.verdict.message
     assert remote() != agent
-    assert "its nodes are gone, starting others" in capfd.readouterr().err
+    assert "its nodes are gone, starting new ones" in capfd.readouterr().err
 
 
 @pytest.mark.long

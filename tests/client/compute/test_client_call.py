@@ -248,7 +248,10 @@ def test_what_makes_an_object_is_said_where_it_is_asked_for(capsys):
         call = home.make_call(constructor=[b"class", b"args"], was_made=True)
         call.send()
         assert call.follow().value(0) == "done"
-    assert "work: the processes that held the object ended; it is created again" in capsys.readouterr().err
+    assert (
+        "work: the processes that held the object ended; it is created again"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_object_that_nobody_here_can_make_is_lost():

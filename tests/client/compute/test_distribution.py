@@ -31,7 +31,7 @@ def test_with_ray_the_head_is_a_node_beside_the_workers():
     [
         ("ray", {"gpu": 1}, "worker_node_options: has no 'gpu'"),
         ("ray", "gpus=1", "worker_node_options must be a dict"),
-        ("pytorch", {"gpus": 1}, "framework pytorch has no workers beside a head"),
+        ("pytorch", {"gpus": 1}, "no effect with framework pytorch"),
     ],
 )
 def test_options_of_workers_that_mean_nothing(framework, options, message):

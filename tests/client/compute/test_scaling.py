@@ -101,5 +101,5 @@ def test_a_job_that_was_left_behind_is_told_again():
 
 def test_others_that_never_stop():
     place, numbers = Place(1), itertools.cycle((2, 3))
-    with pytest.raises(EngineError, match="others change the number of nodes all the time"):
+    with pytest.raises(EngineError, match="other clients keep changing the number of nodes"):
         scale_to(lambda asked: place.ask_lead(asked) and next(numbers), place.grow, 1)

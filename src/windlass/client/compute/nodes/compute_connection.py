@@ -1,4 +1,4 @@
-"""Connections of a client to the lead of a compute: one for each call in flight, kept and used again.
+"""Connections of a client to the lead of a compute: one per call in flight, kept for later calls.
 
 `windlass.wire.blocking_link` sends and receives messages. `windlass.client.compute.calls.client_call`
 decides what a call sends.
@@ -25,22 +25,22 @@ from windlass.wire.payloads import Segment
 _HELLO_S = 10.0
 _PING_S = 5.0
 _NOTIFY_TIMEOUT_S = 5.0
-_FRESH_S = 1.0  # a connection that was used so lately is taken to be alive
+_FRESH_S = 1.0  # a connection that was used within this time counts as alive
 
 M = TypeVar("M", bound=Message)
 
-_of_parent: list[Connection] = []  # made before this process was forked: never closed from here
+_of_parent: list[Connection] = []  # opened before this process was forked: never closed here
 
 
 class Connection(BlockingLink):
-    """One connection that has been welcomed."""
+    """Connection that has completed its handshake."""
 
     def __init__(self, stream: Stream, job_id: str) -> None:
         super().__init__(stream, COMPUTE_LEAD_TO_CLIENT)
         self.used_s = time.monotonic()
-        self.lead = ""  # which lead is at its end, once it was asked
-        self.num_calls = 0  # that this lead had taken by then, at least
-        self.profiles: set[str] = set()  # of calls, that were said over it
+        self.lead = ""  # id of the lead, once it has answered
+        self.num_calls = 0  # lower bound of the calls that this lead has accepted
+        self.profiles: set[str] = set()  # call profiles that were sent on it
         try:
             self.greet(make_hello(role="client", job_id=job_id), timeout_s=_HELLO_S)
         except Unanswered:
@@ -48,7 +48,7 @@ class Connection(BlockingLink):
             raise
 
     def send_parts(self, key: str, segments: Sequence[Segment]) -> None:
-        """A large payload, in parts."""
+        """Send a large payload in parts."""
         for segment in segments:
             view = memoryview(segment)
             for start in range(0, len(view), names.PART_BYTES):
@@ -56,7 +56,7 @@ class Connection(BlockingLink):
                 self.send(PayloadPart(payload=key), [part])
 
     def is_alive(self) -> bool:
-        """Whether somebody is still at the other end; one that was used just now is not asked."""
+        """Return whether the lead still answers. It is not asked if the connection was used just now."""
         try:
             if time.monotonic() - self.used_s < _FRESH_S:
                 return not self.has_data() or self._drain()
@@ -69,40 +69,38 @@ class Connection(BlockingLink):
             return False
 
     def _drain(self) -> bool:
-        """Take what has come while nobody listened: heartbeats, or the end."""
+        """Discard the heartbeats that arrived in the meantime. Raises if the connection has ended."""
         while self.receive(0) is not None:
             pass
         return True
 
 
 def expect(kind: type[M], received: Received) -> M:
-    """What was said, if it is what was asked for."""
+    """Return the received message, or raise ProtocolError if it is of another kind."""
     if not isinstance(received.message, kind):
-        raise ProtocolError(
-            f"the lead answered {received.message.kind!r} where {kind.kind!r} was due"
-        )
+        raise ProtocolError(f"the lead answered {received.message.kind!r}, expected {kind.kind!r}")
     return received.message
 
 
 def ask_info(connection: Connection) -> ComputeInfo:
-    """What the lead says of its compute, and of itself."""
+    """Ask the lead about its compute and itself."""
     info = expect(ComputeInfo, connection.ask(AskInfo()))
     connection.lead, connection.num_calls = info.born, info.num_calls
     return info
 
 
 def ask_at(engine: ComputeEngine, ref: JobRef) -> ComputeInfo:
-    """The same of a compute that is not talked to otherwise."""
+    """Ask the lead of a compute, over a connection for this question only."""
     with contextlib.closing(Connection(engine.dial(ref), ref.job_id)) as connection:
         return ask_info(connection)
 
 
 class LeadConnections:
-    """Free connections to the lead of one compute, and what the lead last said of itself."""
+    """Free connections to the lead of one compute, and what the lead last reported."""
 
     def __init__(self, engine: ComputeEngine) -> None:
         self.spill = ""
-        self.python = ""  # of the nodes, such as 3.11
+        self.python = ""  # the nodes' version, such as 3.11
         self.projects: dict[str, str] = {}  # digests of projects that the lead has
         self._engine = engine
         self._free: list[Connection] = []
@@ -111,7 +109,7 @@ class LeadConnections:
         self.close()
 
     def open(self, ref: JobRef) -> tuple[Connection, ComputeInfo]:
-        """Open a connection, and return it with what the lead says of itself."""
+        """Open a connection. Return it with the lead's description of the compute."""
         connection = Connection(self._engine.dial(ref), ref.job_id)
         info = ask_info(connection)
         self.spill, self.python = info.spill, info.python
@@ -136,7 +134,7 @@ class LeadConnections:
         self._free.append(connection)
 
     def notify(self, ref: JobRef, message: Message) -> None:
-        """Send a message over a connection of its own, if the lead lives. Never raises."""
+        """Send a message over a separate connection, if the lead is alive. Never raises."""
         if sys.is_finalizing():
             return
         with contextlib.suppress(OSError, WindlassError):
@@ -151,7 +149,7 @@ class LeadConnections:
         self._free.clear()
 
     def forget_lead(self) -> None:
-        """Close the free connections; another lead has none of the projects."""
+        """Close the free connections. Forget the projects too, because another lead has none."""
         self.close()
         self.projects.clear()
 

@@ -1,9 +1,9 @@
-"""Compute: a named, warm set of nodes. Says what they are like; the first call, or `.to`, brings them up.
+"""Compute: a named, warm set of nodes. It describes them, and the first call or `.to` starts them.
 
     compute = Compute(gpus=8, memory="512Gi", image=images.pytorch("24.08-py3"))
 
-Two computes of one name and one spec are the same nodes, from whatever process. What the keywords mean is
-`client.compute.nodes.compute_spec`; the nodes themselves are `client.compute.nodes.live_nodes`.
+Two computes with the same name and spec are the same nodes, even in different processes.
+`client.compute.nodes.compute_spec` reads the keywords. `client.compute.nodes.live_nodes` manages the nodes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _TTL = "1h"
 
 
 def check_compute_keywords(given: Mapping[str, Any]) -> None:
-    """Refuse a keyword that a compute does not have, and name the nearest that it has."""
+    """Refuse an unknown keyword, and suggest the nearest known one."""
     usual = [keyword.name for keyword in COMPUTE]
     known = (*usual, *(keyword.name for keyword in COMPUTE_MORE))
     for name in given:
         if name in _OF_SPREAD:
             raise SpecError(
-                f"Compute has no keyword {name!r}: that is said where it is spread",
+                f"Compute has no keyword {name!r}: it belongs to .distribute",
                 hint=f"Compute(...).distribute({_spell(name)}={given[name]!r})",
             )
         if name not in known:
@@ -52,17 +52,17 @@ def _spell(keyword: str) -> str:
 
 
 class Compute:
-    """A named set of warm nodes: what they are like. Two of one name and one kind are the same nodes."""
+    """Named set of warm nodes. Two computes with the same name and spec are the same nodes."""
 
     @show_keywords(COMPUTE, COMPUTE_MORE)
     def __init__(self, **keywords: Unpack[ComputeKeywords]) -> None:
-        """Nothing starts yet: the first call, `.up()` or `.to` brings the nodes up."""
+        """Describe the nodes. The first call, `.up()` or `.to` starts them."""
         check_compute_keywords(keywords)
         check_values(keywords)
         self.keywords: Mapping[str, Any] = keywords
         self.name = str(keywords.get("name") or "")
         self.spread: Distribution | None = None
-        self._nodes: list[LiveNodes] = []  # shared by all that `distribute` returns
+        self._nodes: list[LiveNodes] = []  # shared with the copies that `distribute` returns
         self._launch_s = _read_launch(keywords.get("launch_timeout"))
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ class Compute:
 
     @property
     def image(self) -> Any:
-        """The image that it was given."""
+        """Image given as a keyword."""
         return self.keywords.get("image")
 
     @show_keywords(DISTRIBUTE_MORE)
@@ -82,11 +82,11 @@ class Compute:
         procs: int | None = None,
         **more: Unpack[OtherDistributeKeywords],
     ) -> Compute:
-        """The same nodes, as many as asked for: what is sent to it runs on all of them.
+        """Return the same compute with this many nodes. Whatever is sent to it runs on all of them.
 
-        framework: pytorch, spmd, ray, monarch or command: how ranks are set up; empty: as the settings say.
-        workers: how many nodes, with ray beside the head; "2:4" is at least 2 and at most 4.
-        procs: ranks per node; None: one per GPU, else one.
+        framework: how ranks are set up: pytorch, spmd, ray, monarch or command (default: the setting).
+        workers: number of nodes, not counting ray's head. "2:4" means at least 2 and at most 4.
+        procs: ranks per node (default: one per GPU, or 1).
         """
         spread_out = Compute(**self.keywords)
         spread_out.name, spread_out._nodes = self.name, self._nodes
@@ -96,7 +96,7 @@ class Compute:
         return spread_out
 
     def nodes(self, default_name: str = "") -> LiveNodes:
-        """The live nodes; a compute without a name is called after what is sent to it first."""
+        """Return the live nodes. An unnamed compute is named after the first callable sent to it."""
         if not self._nodes:
             self.name = self.name or make_compute_name(default_name or "compute")
             wanted = decide({"inactivity_ttl": _TTL, **self.keywords})
@@ -105,11 +105,11 @@ class Compute:
 
     @classmethod
     def at(cls, ref: JobRef, name: str, *, context: str = "") -> Compute:
-        """A compute that lives already, whatever its nodes are like.
+        """Return a handle of a live compute, whatever its spec.
 
-        ref: the job that it is.
+        ref: the compute's job.
         name: the compute's name.
-        context: the kubeconfig's context; empty: that of the settings.
+        context: the kubeconfig's context (default: the setting).
         """
         where: ComputeKeywords = {"engine": ref.engine}
         if ref.place:
@@ -124,9 +124,9 @@ class Compute:
         return living
 
     def up(self, workers: int | str = 1) -> Compute:
-        """Bring the nodes up now rather than with the first call.
+        """Start the nodes now rather than with the first call.
 
-        workers: how many, unless `.distribute` has said it; "2:4" is at least 2 and at most 4.
+        workers: number of nodes, unless `.distribute` set it. "2:4" means at least 2 and at most 4.
         """
         self.nodes().bring_up(self.spread or make_spread(workers=workers))
         return self
@@ -136,7 +136,7 @@ class Compute:
         if self._nodes:
             self._nodes[0].teardown()
             return
-        # of those that live under its name, nothing but that must be known
+        # to end live nodes, only their name and engine are needed
         wanted, name = (
             decide(self.keywords, is_there=True),
             self.name or make_compute_name("compute"),
@@ -145,7 +145,7 @@ class Compute:
 
 
 def make_compute_name(what: str) -> str:
-    """A name that is this user's own."""
+    """Return a name that starts with the user's name."""
     return f"{name_user()}-{what}".replace("_", "-").lower()[:40].strip("-")
 
 

@@ -1,6 +1,6 @@
-"""Keywords of computes and apps: checks of their values, and the settings that they mean. Pure.
+"""Keywords of computes and apps: checks of their values, and the settings that they stand for. Pure.
 
-Values are checked when they are given, on every engine. `windlass.client.compute.nodes.compute_spec`
+Values are checked when they are passed, for every engine. `windlass.client.compute.nodes.compute_spec`
 decides what they mean together.
 """
 
@@ -21,7 +21,7 @@ _TABLES = ("env", "node_selector", "labels", "annotations")
 _LISTS = ("secrets", "volumes", "tolerations")
 _TEXTS = ("gpu_type", "namespace", "priority_class", "service_account", "queue", "working_dir")
 _MORE_TEXTS = ("name", "engine", "root")
-# a compute's word for it -> the setting's
+# keyword of a compute -> name of the setting
 _SPELT = {"launch_timeout": "join_timeout_s", "pod_patch": "patch"}
 _NOT_FLAGS = ("working_dir", "root", "image", "volumes", "secrets")  # read elsewhere
 KEYWORDS = frozenset(keyword.name for keyword in APP)
@@ -31,12 +31,12 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*\b(?: (soft|hard))?")
 _KEYWORD_OF = {setting.flag: f"{name}=" for name, setting in BY_NAME.items()} | {
     "--nodes": "workers=",
     "--timeout": "timeout=",
-    "--join-timeout": "launch_timeout",  # never with a value behind it
+    "--join-timeout": "launch_timeout",  # hints never put a value after it
 }
 
 
 def read_words(command: str, what: str, *, example: str) -> list[str]:
-    """The words of a command; `what` is its name in messages."""
+    """Split a command into words. `what` names the command in messages."""
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -49,7 +49,7 @@ def read_words(command: str, what: str, *, example: str) -> list[str]:
 
 
 def check_values(given: Mapping[str, Any]) -> None:
-    """Refuse values of another kind than the keyword's."""
+    """Refuse values of the wrong type or range."""
     for name, value in given.items():
         if value is None:
             continue
@@ -82,7 +82,7 @@ def _wrong(name: str, value: Any, wanted: str, example: str) -> SpecError:
 
 
 def speak_python(text: str) -> str:
-    """The text with flags of the command line as the keywords that they are in Python."""
+    """Return the text with command-line flags replaced by the keywords of Python."""
 
     def say(match: re.Match[str]) -> str:
         flag, _, value = match[0].partition(" ")
@@ -95,7 +95,7 @@ def speak_python(text: str) -> str:
 
 
 def check_app_keywords(what: str, given: Mapping[str, Any], *, own: tuple[str, ...]) -> None:
-    """Refuse a keyword that is not there, and name the nearest that is."""
+    """Refuse an unknown keyword, and suggest the nearest known one."""
     for name in given:
         if name in KEYWORDS:
             continue
@@ -104,7 +104,7 @@ def check_app_keywords(what: str, given: Mapping[str, Any], *, own: tuple[str, .
 
 
 def make_setting_flags(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that the keywords mean."""
+    """Return the settings that the keywords stand for."""
     return {
         _SPELT.get(name, name): value for name, value in given.items() if name not in _NOT_FLAGS
     }

@@ -1,7 +1,8 @@
-"""From a compute's keywords to a plan of its nodes: what must be equal for live nodes to be used again.
+"""Specs of computes: reads a compute's keywords, and makes the plan of its nodes.
 
-What can change while nodes live (variables, steps, their number, their time to live) is told apart from what
-cannot (image, resources, volumes ...), which has a digest. Starts nothing.
+Variables, steps, the number of nodes and their time to live can change while nodes are alive. Other settings,
+such as image, resources and volumes, cannot. Their digest decides whether live nodes can be used again. This
+module starts no nodes.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ from windlass.spec.pod_spec import PodSize, PodSpec, Toleration
 from windlass.spec.work import Calls, ImageStep
 
 _RESTARTS = 10_000  # a lost node is always replaced
-_GONE_S = 600.0  # how long an ended compute is kept for those who ask
+_GONE_S = 600.0  # how long the status of an ended compute is kept
 _SMALLEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """One compute, decided: the engine, what its nodes are like, and what they are told."""
+    """Resolved spec of a compute: its engine, its nodes, and their settings."""
 
     engine: ComputeEngine
     where: EngineChoice
@@ -66,13 +67,13 @@ class Wanted:
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """What cannot change while the nodes live."""
+        """Settings that cannot change while the nodes are alive."""
         pod = {} if self.pod is None else dict(records.to_json(self.pod))
         return {**forget_changing(pod), **self.about}
 
     @property
     def about(self) -> dict[str, str]:
-        """What of that no pod shows."""
+        """Part of `fixed` that is not in the pod spec."""
         settings = self.settings
         python = settings.python if self.has_pods else name_interpreter(settings.python)
         about = {"python": python, "start": settings.start, "windlass": names.VERSION}
@@ -85,7 +86,7 @@ class Wanted:
         return hashlib.sha256(json.dumps(self.fixed, sort_keys=True).encode()).hexdigest()
 
     def ensure_volumes(self, num_nodes: int) -> None:
-        """Make the claims that are missing, and print what was made."""
+        """Create missing claims, and print which ones were created."""
         if not self.volumes or not self.has_pods:
             return
         from windlass.kube.client.api import connect
@@ -96,11 +97,11 @@ class Wanted:
                 say(sentence)
 
     def compare_env(self, there: Mapping[str, str]) -> dict[str, str | None]:
-        """Variables to set, or with None to take away, on nodes that were planned with `there`."""
+        """Return variables to set, or with None to remove, on nodes that were planned with `there`."""
         changed: dict[str, str | None] = {
             key: value for key, value in self.env.items() if there.get(key) != value
         }
-        # neither what every plan sets by itself, nor what it leaves out since it is set here
+        # keep variables that every plan sets, and those left out because this process has them
         kept = {*self.env, *replace(self, env={}).make_plan("nodes", 1, ()).env, *os.environ}
         return changed | dict.fromkeys(key for key in there if key not in kept)
 
@@ -132,7 +133,7 @@ class Wanted:
             nodes=num_nodes,
             min_nodes=min_nodes,
             procs=self.procs,
-            # any call may import it
+            # any call may import the training library
             env={**self.env, names.TRAIN: TRAIN_ARCHIVE} if self.has_pods else self.env,
             python=settings.python,
             start=settings.start,
@@ -149,7 +150,10 @@ class Wanted:
 
 
 def decide(given: Mapping[str, Any], *, is_there: bool = False) -> Wanted:
-    """What a compute's keywords and the settings ask for, checked; of one that is there, only where."""
+    """Resolve and check a compute's keywords and the settings.
+
+    For a compute that exists already (`is_there`), the pod spec is left out.
+    """
     image = Image.read(given.get("image") or "")
     volumes = [volume for volume in given.get("volumes") or () if _is_volume(volume)]
     folder = current_folder()
@@ -206,7 +210,7 @@ def _make_flags(given: Mapping[str, Any], image: Image) -> dict[str, Any]:
 
 
 def _read_quantity(key: str, value: Any) -> str:
-    """A number or a text; a number of bytes that cannot be meant is refused."""
+    """Return a quantity as text. Refuse a number of bytes that is implausibly small."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if is_number and key != "cpus" and value < _SMALLEST_BYTES:
         raise SpecError(f"{key}={value} means {value} bytes", hint=f'write {key}="{value}Gi"')
@@ -214,17 +218,17 @@ def _read_quantity(key: str, value: Any) -> str:
 
 
 def _is_volume(given: Any) -> bool:
-    """Whether it is a Volume; a text is one of the command line's forms."""
+    """Return whether it is a Volume. A string is one of the forms of the command line."""
     if isinstance(given, (Volume, str)):
         return isinstance(given, Volume)
     raise SpecError(
-        f"a volume of a compute is a Volume, not {given!r:.60}",
+        f"volumes must contain Volume objects, not {given!r:.60}",
         hint='Volume(name="shared-data", size="1Ti", mount_path="/data")',
     )
 
 
 def _read_tolerations(given: Any) -> tuple[Toleration, ...]:
-    """Texts as on the command line, or tables as Kubernetes has them."""
+    """Read tolerations, given as on the command line or as in Kubernetes manifests."""
     from windlass.spec.pod_spec import read_toleration
 
     tolerations = []
@@ -238,7 +242,10 @@ def _read_tolerations(given: Any) -> tuple[Toleration, ...]:
 
 
 def read_ttl(given: Any) -> float | None:
-    """How long nodes stay when nothing is called: seconds, a text such as 30m, or none for ever."""
+    """Return after how many idle seconds nodes end. None means never.
+
+    Accepts seconds, a text such as 30m, or "none".
+    """
     if given is None or given == "none":
         return None
     try:
@@ -246,7 +253,10 @@ def read_ttl(given: Any) -> float | None:
     except SpecError as error:
         raise SpecError(f"inactivity_ttl: {error.message}", hint=error.hint) from None
     if ttl_s <= 0:
-        raise SpecError(f"inactivity_ttl must be more than 0, not {given}", hint="None: for ever")
+        raise SpecError(
+            f"inactivity_ttl must be more than 0, not {given}",
+            hint="use None to keep the nodes forever",
+        )
     return ttl_s
 
 
@@ -258,16 +268,16 @@ def _place(volumes: list[Volume], home: Path, *, has_pods: bool) -> dict[str, st
 
 
 def forget_changing(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a pod cannot change while it lives; workers get others."""
+    """Return the pod's settings that cannot change while it is alive. The size of workers can."""
     return {key: value for key, value in pod.items() if key not in ("ttl_s", "workers")}
 
 
 def describe_change(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """What differs between live nodes and those asked for, for people."""
+    """Describe how live nodes differ from the wanted ones."""
     keys = sorted({*there, *wanted})
     changed = [key for key in keys if there.get(key) != wanted.get(key)]
     shown = [f"{key}: {_short(there.get(key))} -> {_short(wanted.get(key))}" for key in changed]
-    return "; ".join(shown) or "something that this version does not know"
+    return "; ".join(shown) or "a setting that this version does not know"
 
 
 def _short(value: Any) -> str:
@@ -276,9 +286,9 @@ def _short(value: Any) -> str:
 
 
 def name_interpreter(wanted: str) -> str:
-    """One name for an interpreter of this machine: python and python3 of a folder are often the same.
+    """Return one name for an interpreter of this machine. In a folder, python and python3 are often the same.
 
-    Its folder counts, since that says which packages it sees: most virtual environments share one file.
+    The name includes the folder, which decides the packages. Most virtual environments share one executable.
     """
     path = Path(shutil.which(os.path.expanduser(wanted)) or wanted or sys.executable)
     return str(path.absolute().parent.resolve() / path.resolve().name)

@@ -1,6 +1,6 @@
-"""How a callable is spread over nodes: the framework, how many nodes, how many ranks on each.
+"""Distribution of a callable over nodes: the framework, the number of nodes, and the ranks on each.
 
-`workers="2:4"` are four nodes, or fewer if there are no more, but never fewer than two.
+`workers="2:4"` means four nodes, or fewer if four are not available, but never fewer than two.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _RANGE = re.compile(r"\s*(\d{1,6})\s*:\s*(\d{1,6})\s*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """How many nodes, and how many ranks on each (None: one per GPU, else one)."""
+    """Number of nodes, and number of ranks on each (None: one per GPU, or 1)."""
 
     framework: str = "pytorch"
     workers: int = 1
     procs: int | None = None
-    min_workers: int = 0  # a call may start with so many; 0: all of them
-    # what workers have, where a framework has a head beside them; empty: what the head has
+    min_workers: int = 0  # a call may start with this many nodes (0: all)
+    # resources of workers next to a head (empty: the same as the head's)
     worker_node_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def worker_size(self) -> PodSize | None:
-        """The same for pods; None: they are like the head's."""
+        """Size of the workers' pods, or None if it is the same as the head's."""
         if not self.worker_node_options:
             return None
         texts = read_texts(self.worker_node_options, "worker_node_options:")
@@ -53,7 +53,7 @@ def make_spread(
     worker_node_options: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Distribution:
-    """What `.distribute` was told, checked; other tools' words mean the same. Pure."""
+    """Check the keywords of `.distribute`. Other tools' names for them are accepted too."""
     for name, value in more.items():
         if ALSO.get(name) == "workers":
             workers = value
@@ -62,12 +62,12 @@ def make_spread(
         else:
             known = ("framework", "workers", "procs", "worker_node_options")
             is_of_fn = name == "keep"
-            hint = 'say fn(f, keep="process")' if is_of_fn else did_you_mean(name, known, show=repr)
+            hint = 'use fn(f, keep="process")' if is_of_fn else did_you_mean(name, known, show=repr)
             raise SpecError(f"distribute has no keyword {name!r}", hint=hint)
     cluster = load_framework(framework).cluster
     if worker_node_options and cluster is None:
         raise SpecError(
-            f"framework {framework} has no workers beside a head: worker_node_options mean nothing to it",
+            f"worker_node_options have no effect with framework {framework}, which has no head",
             hint='give Compute(gpus=..., cpus=..., memory=...), or framework="ray"',
         )
     options = _read_options(worker_node_options or {})
@@ -95,13 +95,13 @@ def _read_options(given: Any) -> dict[str, Any]:
 
 
 def default_framework() -> str:
-    """The framework of the settings, for a `.distribute` that names none."""
+    """Return the framework of the settings, for a `.distribute` without one."""
     settings = read_settings_here({})
     return choose_framework(settings.framework, is_command=False).name
 
 
 def _read_workers(given: Any) -> tuple[int, int]:
-    """The fewest nodes that will do (0: all of them), and the most."""
+    """Return the minimum (0: all) and maximum number of nodes."""
     if _is_count(given):
         return 0, given
     match = _RANGE.fullmatch(given) if isinstance(given, str) else None

@@ -1,6 +1,6 @@
-"""Which engine a compute or an app uses when nobody says: the cluster if there is one, else this machine.
+"""Default engine of computes and apps: the cluster if there is one, else this machine.
 
-Looks at the kubeconfig, asks no API server.
+Reads the kubeconfig, but does not connect to an API server.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from windlass.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChoice:
-    """An engine by name, and why it is this one."""
+    """Name of an engine, and the reason for the choice."""
 
     engine: str
     why: str
 
 
 def choose_where(given: str, settings: Settings) -> EngineChoice:
-    """What was said, else what the settings say, else the cluster of the kubeconfig or of this pod."""
+    """Return the given engine, else the setting, else the cluster of the kubeconfig or of this pod."""
     if given:
         return EngineChoice(engine=given, why=f"engine={given!r}")
     if settings.origin("engine") != "default":

@@ -51,25 +51,25 @@ _HERE = "local"
 
 
 def list_computes(engine: ComputeEngine, name: str = "") -> Iterator[tuple[JobRef, Plan]]:
-    """All that may be computes that live, or those of a name, and their plans, those made here first.
+    """Yield possibly live computes and their plans, or those with a name. Ones made here come first.
 
-    Nobody is dialled.
+    Opens no connection to them.
     """
     for ref in sorted(engine.computes(), key=lambda ref: not engine.is_made_here(ref)):
         if name and not is_made_from(ref.job_id, name):
             continue
         try:
             plan = engine.plan(ref)
-        except WindlassError as error:  # one that cannot be read is not the one
+        except WindlassError as error:  # an unreadable compute cannot be the one
             if name and isinstance(error, KeysReplaced):
-                raise  # what somebody did to one's own is not passed over
+                raise  # another user tampered with one's own compute
             continue
         if isinstance(plan.work, Calls):
             yield ref, plan
 
 
 def is_live(engine: ComputeEngine, ref: JobRef) -> bool:
-    """Whether it has not ended; one that cannot be seen is as good as ended."""
+    """Return whether a compute has not ended. One without a readable status counts as ended."""
     try:
         return not engine.status(ref).phase.is_final
     except KeysReplaced:
@@ -79,13 +79,16 @@ def is_live(engine: ComputeEngine, ref: JobRef) -> bool:
 
 
 def find_computes(wanted: Wanted) -> list[tuple[JobRef, Plan]]:
-    """The computes that live, of every user."""
+    """Return the live computes of all users."""
     engine = wanted.engine
     return [(ref, plan) for ref, plan in list_computes(engine) if is_live(engine, ref)]
 
 
 def find_meant(wanted: Wanted, text: str) -> list[tuple[JobRef, Plan]]:
-    """Those that live and are meant by a name, or by owner/name; if all of the name are others', an error."""
+    """Return the live computes that a name or owner/name means.
+
+    Raises an error if only other users have computes of that name.
+    """
     engine = wanted.engine
     owner, name = read_compute_owner(engine, text)
     named = list(list_computes(engine, name))
@@ -93,7 +96,7 @@ def find_meant(wanted: Wanted, text: str) -> list[tuple[JobRef, Plan]]:
     living = [one for one in meant if is_live(engine, one[0])]
     others = [name_for(engine, *one) for one in named if one not in meant]
     if owner and not living:
-        hint = f"there is {others[0]}" if others else "windlass compute ls shows what is up"
+        hint = f"there is {others[0]}" if others else "windlass compute ls lists the live ones"
         raise JobNotFound(f"{owner} has no compute {name} here", hint=hint)
     if others and not living:
         raise make_refusal(name, others[0])
@@ -101,7 +104,7 @@ def find_meant(wanted: Wanted, text: str) -> list[tuple[JobRef, Plan]]:
 
 
 def read_compute_owner(engine: ComputeEngine, text: str) -> tuple[str, str]:
-    """Owner and name in what was asked for; oneself needs no naming."""
+    """Split a request into owner and name. The owner is empty if it is this user."""
     owner, name = split_owner(text)
     return ("" if owner in ("", name_user()) or owner == engine.identity() else owner), name
 
@@ -114,7 +117,7 @@ def end_job(wanted: Wanted, ref: JobRef) -> None:
 
 
 class NodeDiscovery:
-    """Live nodes of a compute by its name: found to be used again, or ended to make room."""
+    """Search for live nodes by a compute's name, to use them again or to replace them."""
 
     def __init__(self, wanted: Wanted, asked_as: str) -> None:
         self._wanted = wanted
@@ -123,7 +126,7 @@ class NodeDiscovery:
 
     @contextlib.contextmanager
     def lock_name(self) -> Iterator[None]:
-        """Let one process at a time start this compute; the others find what the first one started."""
+        """Let one process at a time start this compute. Later ones find the nodes it started."""
         home = Path(str(self._wanted.settings.value("home"))).expanduser()
         make_own(home / "locks", below=home)
         with (home / "locks" / object_name(self._name, 60)).open("w") as lock:
@@ -145,20 +148,22 @@ class NodeDiscovery:
         return None
 
     def _replace(self, ref: JobRef, plan: Plan) -> None:
-        """End nodes that are not what is wanted any more. Raise if they are at work."""
+        """End nodes that no longer match the spec. Raise if they are busy."""
         there = {} if plan.pod is None else forget_changing(records.to_json(plan.pod))
         there |= plan.work.about if isinstance(plan.work, Calls) else {}
         change = describe_change(there, self._wanted.fixed)
         if self._is_at_work(ref):
             raise SpecError(
-                f"{self._name} is at work, and its nodes would have to be replaced ({change})",
-                hint=f"wait for its calls, or windlass compute rm {self._name}, or another name=",
+                f"{self._name} has unfinished calls, but its nodes must be replaced ({change})",
+                hint=f"wait for its calls, run windlass compute rm {self._name}, or use another name=",
             )
-        say(f"{self._name}: its nodes are replaced, since they cannot change in place: {change}")
+        say(
+            f"{self._name}: its nodes are replaced, because these settings cannot change in place: {change}"
+        )
         end_job(self._wanted, ref)
 
     def _is_at_work(self, ref: JobRef) -> bool:
-        """Return whether calls run or wait there; nodes that do not answer have none to lose."""
+        """Return whether calls run or wait there. Nodes that do not answer have no calls to lose."""
         try:
             calls = ask_at(self._wanted.engine, ref).calls
         except (OSError, WindlassError):
@@ -168,41 +173,41 @@ class NodeDiscovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveCompute:
-    """One compute as it is now; what only its lead knows is None while nobody can ask it."""
+    """Snapshot of a compute. Values that only its lead knows are None while it does not answer."""
 
     name: str
     ref: JobRef
     created_at_s: float
     num_nodes: int
-    owner: str = ""  # who made it, if that is somebody else
+    owner: str = ""  # empty: this user
     num_here: int | None = None
     state: str = "starting"  # starting, idle, at work, silent
-    why: str = ""  # it is not there to be asked
+    why: str = ""  # the reason why the lead does not answer
     num_calls: int | None = None
     num_waiting: int = 0
     idle_s: float | None = None
     ttl_s: float | None = None
     deployed: tuple[str, ...] = ()
-    calls: tuple[Mapping[str, str], ...] = ()  # the last ones: id, name, state
+    calls: tuple[Mapping[str, str], ...] = ()  # the latest calls: id, name, state
 
     @property
     def asked_as(self) -> str:
-        """What to ask for it by: its name, and before it its owner if that is somebody else."""
+        """Name to ask for it by, with the owner in front if that is another user."""
         return join_owner(self.owner, self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundCompute:
-    """A compute and the place it was found in."""
+    """Compute and the place where it was found."""
 
     where: Wanted
     ref: JobRef
     name: str = ""
-    owner: str = ""  # if it is somebody else's
+    owner: str = ""  # empty: this user
 
 
 def places(flags: Mapping[str, Any]) -> list[Wanted]:
-    """Where computes are looked for: as said, else on this machine and where a compute would start."""
+    """Return the places to search: the chosen engine, else this machine and the default engine."""
     settings = read_settings_here(flags)
     return [decide({**flags, "engine": name}, is_there=True) for name in _engines(settings)]
 
@@ -214,7 +219,7 @@ def _engines(settings: Settings) -> list[str]:
 
 
 def list_living(where: Wanted) -> list[LiveCompute]:
-    """All computes of one place, newest first."""
+    """Return all computes of one place, newest first."""
     return [look(_make_found(where, ref, plan)) for ref, plan in find_computes(where)]
 
 
@@ -224,7 +229,7 @@ def _make_found(where: Wanted, ref: JobRef, plan: Plan) -> FoundCompute:
 
 
 def look(compute: FoundCompute) -> LiveCompute:
-    """What one says of itself."""
+    """Ask a compute for its current state."""
     where, ref = compute.where, compute.ref
     status = where.engine.status(ref)
     about: dict[str, Any] = {
@@ -254,7 +259,7 @@ def look(compute: FoundCompute) -> LiveCompute:
 
 
 def _explain(status: JobStatus, error: Exception) -> dict[str, Any]:
-    """Why its lead cannot be asked: it is not up yet, or it does not answer."""
+    """Return why the lead cannot be asked: it is still starting, or it does not answer."""
     blocked = [c.text for c in status.conditions if c.type == CONDITION]
     if blocked or any(node.state == NodeState.PENDING for node in status.nodes[:1]):
         return {"state": "starting", "why": "; ".join(blocked)}
@@ -262,7 +267,7 @@ def _explain(status: JobStatus, error: Exception) -> dict[str, Any]:
 
 
 def find_living(text: str, wheres: Sequence[Wanted]) -> FoundCompute:
-    """The one compute that `text` means: its name, owner/name, its id, or its reference."""
+    """Return the compute with this name, owner/name, id or reference."""
     meant: dict[str, FoundCompute] = {}
     others: dict[str, FoundCompute] = {}
     for where in wheres:
@@ -278,10 +283,10 @@ def find_living(text: str, wheres: Sequence[Wanted]) -> FoundCompute:
         return named[0]
     if named:
         shown = ", ".join(str(one.ref) for one in named)
-        raise SpecError(f"{text!r} could be any of {shown}", hint="write the one you mean")
+        raise SpecError(f"{text!r} could be any of {shown}", hint="use one of these references")
     for one in others.values():
         if one.name == text:
             raise make_refusal(text, join_owner(one.owner, one.name))
     known = [compute.name for compute in meant.values()]
-    hint = did_you_mean(name, known, "windlass compute ls shows them")
+    hint = did_you_mean(name, known, "windlass compute ls lists them")
     raise JobNotFound(f"there is no compute {text!r:.80}", hint=hint)

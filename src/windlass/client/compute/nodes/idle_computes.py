@@ -1,6 +1,6 @@
-"""Who holds what a job waits for, if it is the user's own: computes that are up and called by nobody.
+"""Idle computes of the user that hold the nodes or GPUs that a job waits for.
 
-Asked for once a wait, and only where it would help that somebody else ends. Reads; ends nothing.
+They are looked up once per wait, and only if freeing resources would help. This module ends no compute.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleCompute:
-    """An idle compute of this user's."""
+    """Idle compute that belongs to this user."""
 
     name: str
     num_nodes: int
@@ -37,15 +37,17 @@ class IdleCompute:
 
 
 def find_holders(engine: ComputeEngine, ref: JobRef) -> Iterator[IdleCompute]:
-    """This user's idle computes that hold what the job `ref` could use."""
-    # it loads every message of calls, which a job that runs need not wait for
+    """Yield this user's idle computes that hold resources the job `ref` could use."""
+    # imported here: it loads all messages of calls, which would slow down running jobs
     from windlass.client.compute.nodes.compute_connection import ask_at
 
     resource = _read_gpus(engine.plan(ref))[0]
     for other in engine.computes():
         if other.job_id == ref.job_id:
             continue
-        with contextlib.suppress(OSError, WindlassError):  # one that does not answer is not idle
+        with contextlib.suppress(
+            OSError, WindlassError
+        ):  # a compute that does not answer is not idle
             plan = engine.plan(other)
             held, per_node = _read_gpus(plan)
             if not _is_own(plan) or (resource and held != resource):
@@ -57,7 +59,7 @@ def find_holders(engine: ComputeEngine, ref: JobRef) -> Iterator[IdleCompute]:
 
 
 def _read_gpus(plan: Plan) -> tuple[str, int]:
-    """Which resource its pods' GPUs are, and how many each has; no resource: none."""
+    """Return the resource name of the pods' GPUs and the number per pod, or an empty name."""
     pod = plan.pod
     return (pod.gpu_resource, pod.gpus) if pod is not None and pod.gpus else ("", 0)
 
@@ -67,15 +69,15 @@ def _is_own(plan: Plan) -> bool:
 
 
 class IdleComputes:
-    """Of what one job waits for; found at most once."""
+    """Idle computes that hold what a job waits for. Each job's are looked up at most once."""
 
     def __init__(self, engine: ComputeEngine, remove: Callable[[str], str]) -> None:
         self._engine = engine
-        self._remove = remove  # how a compute of that name is ended: a command, or a call
+        self._remove = remove  # returns the command or call that ends a compute of that name
         self._found: dict[JobRef, tuple[IdleCompute, ...]] = {}
 
     def name_in(self, status: JobStatus, ref: JobRef) -> JobStatus:
-        """The status, with the holders named beside what is missing."""
+        """Return the status with the holders named in the conditions that lack resources."""
         if not any(map(needs_room, status.conditions)):
             return status
         if ref not in self._found:
@@ -90,7 +92,7 @@ class IdleComputes:
         return replace(condition, message=message, hint=hint)
 
     def add_to(self, message: str, hint: str, ref: JobRef) -> tuple[str, str]:
-        """What a job lacks and what to do about it, with the holders that were found for it, if any."""
+        """Return the message and hint, extended by the idle computes found for the job, if any."""
         shown = self._found.get(ref, ())[:_MAX_NAMED]
         if not shown:
             return message, hint
@@ -100,7 +102,10 @@ class IdleComputes:
 
 
 def explain_by(ref: JobRef, settings: Settings) -> Callable[[JobStatus], JobStatus]:
-    """What names the holders in a job's status, for the command line; an engine without computes has none."""
+    """Return a function that names idle computes in a job's status, for the command line.
+
+    It returns the status unchanged if the engine has no computes.
+    """
     if "computes" not in make_engine(ref.engine, settings).can:
         return lambda status: status
     holders = IdleComputes(make_compute_engine(ref.engine, settings), remove_by_command(settings))
@@ -108,13 +113,13 @@ def explain_by(ref: JobRef, settings: Settings) -> Callable[[JobStatus], JobStat
 
 
 def remove_by_command(settings: Settings) -> Callable[[str], str]:
-    """How a compute is ended in a shell; a namespace that is said here must be said there."""
+    """Return how to end a compute in a shell, with the namespace if a flag set it here."""
     where = f" --namespace {settings.namespace}" if _names_namespace(settings) else ""
     return lambda name: f"windlass compute rm {name}{where}"
 
 
 def remove_by_call(settings: Settings) -> Callable[[str], str]:
-    """The same in Python."""
+    """Return how to end a compute in Python, with the namespace if a flag set it here."""
     where = f', namespace="{settings.namespace}"' if _names_namespace(settings) else ""
     return lambda name: f'windlass.Compute(name="{name}"{where}).teardown()'
 

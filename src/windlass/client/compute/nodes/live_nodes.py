@@ -1,10 +1,10 @@
-"""Live nodes of a compute in this process: found or started, scaled, and started again by the next call.
+"""Live nodes of a compute: found or started, scaled, and restarted by the next call.
 
-`LiveNodes` puts together `NodeDiscovery`, `LeadConnections` and `NodeRepair`.
+`LiveNodes` combines `NodeDiscovery`, `LeadConnections` and `NodeRepair`.
 
-Several clients may scale one compute at a time. The lead counts its nodes and the engine starts and ends
-them. A client that gave the engine a number asks the lead once more, and passes on the lead's number if it
-differs.
+Several clients may scale a compute at the same time. The lead counts its nodes, and the engine starts and
+ends them. After passing a number to the engine, a client asks the lead again. If the lead's number differs,
+the client passes that number to the engine.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from windlass.wire.payloads import remove_spills
 LAUNCH_TIMEOUT_S = 900.0
 _MAX_TURNS = 100
 
-AskLead = Callable[[int | None], int]  # how many it has; a number says how many from now on
-Grow = Callable[[Sequence[int], int], None]  # which nodes are new, and how many there are in all
+AskLead = Callable[[int | None], int]  # returns the number of nodes, and sets it first if given one
+Grow = Callable[[Sequence[int], int], None]  # takes the new indexes, and the number of all nodes
 _RETRY_S = 0.1
 
 
 def scale_to(ask_lead: AskLead, grow: Grow, num_nodes: int) -> tuple[int, int]:
-    """Ask for so many nodes; how many there were and how many there are: others may have asked since."""
+    """Scale to `num_nodes`. Return the number before and the number now, which others may have changed."""
     before = ask_lead(num_nodes)
     new: Sequence[int] = range(before, num_nodes)
     for _ in range(_MAX_TURNS):
@@ -50,7 +50,7 @@ def scale_to(ask_lead: AskLead, grow: Grow, num_nodes: int) -> tuple[int, int]:
             return before, asked
         new, num_nodes = (), asked  # the client that asked for more starts those
     raise EngineError(
-        f"others change the number of nodes all the time: it is {asked} now",
+        f"other clients keep changing the number of nodes: it is {asked} now",
         hint="windlass compute ls shows it",
     )
 
@@ -59,7 +59,7 @@ _all: weakref.WeakSet[LiveNodes] = weakref.WeakSet()
 
 
 class LiveNodes:
-    """One compute's nodes, by its name."""
+    """Nodes of one compute, found by its name."""
 
     def __init__(
         self, name: str, wanted: Wanted, *, launch_timeout_s: float = LAUNCH_TIMEOUT_S
@@ -77,8 +77,8 @@ class LiveNodes:
         self._repair = NodeRepair(self.name, wanted, self._start_wait)
         self._lock = threading.RLock()
         self._preload: tuple[str, ...] = ()
-        self._min_nodes = 0  # with so many calls may start; 0: with all
-        self._workers: PodSize | None = None  # of nodes from 1 on; None: as they are
+        self._min_nodes = 0  # calls may start with this many nodes (0: all)
+        self._workers: PodSize | None = None  # size of nodes 1 and up (None: unchanged)
         self._is_adopted = False
         _all.add(self)
 
@@ -95,7 +95,7 @@ class LiveNodes:
     # -- starting ------------------------------------------------------------------------------
 
     def bring_up(self, spread: Distribution, preload: tuple[str, ...] = ()) -> None:
-        """Have at least so many nodes on their way; those that are live are used."""
+        """Use live nodes or start new ones, so that at least the wanted number is running or starting."""
         num_nodes, workers = spread.workers, spread.worker_size
         with self._lock:
             can_size = "worker_sizes" in self.wanted.engine.can
@@ -128,7 +128,7 @@ class LiveNodes:
         return True
 
     def adopt(self, ref: JobRef) -> None:
-        """Use these nodes as they are; others cannot be started, since what they are like is not known."""
+        """Use these nodes as they are. They cannot be restarted, because their spec is unknown."""
         self._is_adopted = True
         self._settle(ref)
 
@@ -155,7 +155,7 @@ class LiveNodes:
         self._settle(ref, is_new=True)
 
     def _settle(self, ref: JobRef, *, is_new: bool = False) -> None:
-        """Wait for the lead; afterwards calls reach it without asking where it is."""
+        """Wait for the lead, and keep a connection to it for calls."""
         self.ref = ref
         try:
             is_up = self._start_wait.wait_until_up(ref, is_new=is_new)
@@ -172,14 +172,14 @@ class LiveNodes:
     # -- changing in place ---------------------------------------------------------------------
 
     def _configure(self, ref: JobRef) -> None:
-        """Send live nodes what may have changed: variables, steps, secrets, how long they stay."""
+        """Send live nodes the settings that may have changed: variables, steps, secrets, time to live."""
         wanted = self.wanted
         env = wanted.compare_env(wanted.engine.plan(ref).env)
         hidden, ttl_s = dict(wanted.hidden), wanted.ttl_s
         self.ask(ConfigureCompute(env=env, steps=list(wanted.steps), ttl_s=ttl_s, hidden=hidden))
 
     def scale(self, num_nodes: int, *, at_least: bool = False) -> None:
-        """So many nodes, or no fewer; node 0 stays in any case."""
+        """Scale to `num_nodes`, or to at least that many. Node 0 always stays."""
         ref, engine = self._here(), self.wanted.engine
         for volume in self.wanted.volumes if self.is_remote else ():
             volume.check_nodes(num_nodes)
@@ -199,7 +199,7 @@ class LiveNodes:
         if before != there:
             say(f"{self.name}: {before} -> {there} nodes; node 0 stays")
         if there != num_nodes and not at_least:
-            say(f"{self.name}: somebody else asked for {there} nodes at the same time")
+            say(f"{self.name}: another client asked for {there} nodes at the same time")
 
     def _here(self) -> JobRef:
         if self.ref is None:
@@ -209,14 +209,14 @@ class LiveNodes:
     # -- messages ------------------------------------------------------------------------------
 
     def ask(self, question: Message, *, timeout_s: float | None = None) -> Received:
-        """One question to the lead, one answer; `timeout_s` is for reaching it."""
+        """Ask the lead and return its answer. `timeout_s` limits only the time to reach it."""
         connection = self.take_connection(timeout_s)
         answer = connection.ask(question)
         self.return_connection(connection)
         return answer
 
     def notify(self, message: Message) -> None:
-        """Send a message to the lead, if it lives. Starts nothing."""
+        """Send a message to the lead, if it is alive. Starts no nodes."""
         if self.ref is not None:
             self.connections.notify(self.ref, message)
 
@@ -224,14 +224,14 @@ class LiveNodes:
         self.connections.give(connection)
 
     def take_connection(self, timeout_s: float | None) -> Connection:
-        """Return a connection to the lead. Nodes that are gone are started again."""
+        """Return a connection to the lead. Restarts nodes that are gone."""
         limit_s = self.launch_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
         while True:
             if (connection := self.connections.take()) is not None:
                 return connection
             with self._lock:
-                if self.ref is None:  # taken down from here
+                if self.ref is None:  # this process has taken it down
                     self.bring_up(Distribution(workers=max(self.num_nodes, 1)))
                     continue
             try:
@@ -263,9 +263,9 @@ class LiveNodes:
             raise JobNotFound(
                 f"the nodes of {self.name} are gone", hint="deploy it again, or .to(compute) again"
             )
-        say(f"{self.name}: its nodes are gone, starting others")
+        say(f"{self.name}: its nodes are gone, starting new ones")
         if not self.is_remote and self.ref is not None:
-            remove_spills(self.ref.job_id)  # a lead that was killed could not
+            remove_spills(self.ref.job_id)  # a lead that was killed could not remove them
         num_nodes, self.ref, self.num_nodes = self.num_nodes, None, 0
         self.connections.forget_lead()
         self._start(num_nodes)
@@ -286,7 +286,7 @@ class LiveNodes:
             for ref in [self.ref] if self.ref else self._discovery.list_refs():
                 end_job(self.wanted, ref)
                 self.wanted.engine.let_go(ref)
-            self.ref = None  # how many there were is known to the next call
+            self.ref = None  # the next call starts `num_nodes` nodes again
             self.connections.forget_lead()
 
 

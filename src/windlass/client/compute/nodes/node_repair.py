@@ -1,7 +1,7 @@
 """Missing nodes of a compute: the wait for the first one, and the repair of those that are lost later.
 
-A compute that is not up keeps its place while a client waits, and for as long afterwards as it would stay
-idle. Then it is abandoned, and the next client that lists jobs removes it.
+A compute that is not up yet stays queued while a client waits, and afterwards for its inactivity TTL. Then it
+counts as abandoned, and the next client that lists jobs removes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from windlass.wire.status import JobStatus, Phase
 
 
 class StartWait:
-    """Wait for node 0 of one compute, with a reason for the user while it lasts."""
+    """Wait for node 0 of a compute. Shows the user why it takes long."""
 
     def __init__(self, name: str, wanted: Wanted, *, timeout_s: float) -> None:
         self._name = name
@@ -34,14 +34,14 @@ class StartWait:
 
     @property
     def place_s(self) -> float | None:
-        """How long it keeps its place from the moment somebody waits; None: for ever, as it would stay."""
+        """Seconds it stays queued after a client starts to wait, or None without an inactivity TTL."""
         ttl_s = self._wanted.ttl_s
         return None if ttl_s is None else self._timeout_s + ttl_s
 
     def wait_until_up(self, ref: JobRef, *, is_new: bool) -> bool:
-        """Wait for node 0 of `ref`, and not for ever; one that was there before is waited for again.
+        """Wait for node 0 of `ref`. Return False if it is not up before the timeout.
 
-        Whether it is up; one that never will be is an error.
+        Raises EngineError if the compute has ended. If it is not new, its waiting deadline is extended first.
         """
         try:
             if self._is_up(ref):
@@ -56,7 +56,7 @@ class StartWait:
             waiting_line.end()
 
     def _set_deadline(self, ref: JobRef, until_s: float | None) -> None:
-        with contextlib.suppress(WindlassError):  # it may be late, but it goes on
+        with contextlib.suppress(WindlassError):  # without a deadline it still starts
             self._wanted.engine.set_wait_deadline(ref, until_s)
 
     def _is_up(self, ref: JobRef) -> bool:
@@ -75,13 +75,13 @@ class StartWait:
         return False
 
     def make_late(self, ref: JobRef) -> EngineError:
-        """That it is not up in time, why, and what can be done."""
+        """Make the error for a node 0 that is not up in time, with the reason and a hint."""
         status = self._wanted.engine.status(ref)
         blocked, advice = self.explain(status, ref)
         message = f"node 0 of {self._name} is not up after {self._timeout_s:g} s (launch_timeout)"
         return EngineError(
             f"{message}: {blocked}" if blocked else message,
-            hint=f"{advice or f'windlass why {ref.job_id}'}; it goes on trying{self._for_how_long()}",
+            hint=f"{advice or f'windlass why {ref.job_id}'}; it keeps trying{self._for_how_long()}",
         )
 
     def _for_how_long(self) -> str:
@@ -89,7 +89,7 @@ class StartWait:
         return "" if ttl_s is None else f" for {ttl_s:g} s more (inactivity_ttl)"
 
     def explain(self, status: JobStatus, ref: JobRef) -> tuple[str, str]:
-        """What keeps its nodes, and which of the user's own computes; what to do about it."""
+        """Return what blocks its nodes, including the user's idle computes, and a hint."""
         named = self._holders.name_in(status, ref)
         blockers = [c for c in named.conditions if c.type == CONDITION]
         hints = dict.fromkeys(c.hint for c in blockers if c.hint)
@@ -97,7 +97,7 @@ class StartWait:
 
 
 class NodeRepair:
-    """Starts nodes again that a waiting call lacks, and shows what keeps the others."""
+    """Repair of missing nodes: restarts those that a call waits for, and shows what blocks others."""
 
     def __init__(self, name: str, wanted: Wanted, start_wait: StartWait) -> None:
         self._name = name
@@ -125,7 +125,7 @@ class NodeRepair:
             waiting_line.show(f"{self._name}: {what}{f': {blocked}' if blocked else ''}", hint)
 
     def _restart_lost(self, ref: JobRef) -> None:
-        """Start nodes of this machine again that died. No cluster does it."""
+        """Restart dead nodes of this machine, where no cluster does it."""
         info, engine = ask_at(self._wanted.engine, ref), self._wanted.engine
         lost = {node.index for node in engine.status(ref).nodes if node.state == NodeState.LOST}
         missing = [i for i in range(info.nodes) if i not in info.here and i in lost]
