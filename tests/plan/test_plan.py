@@ -58,7 +58,7 @@ def a_plan(**fields):
 
 
 def test_another_version_is_refused_not_guessed_at():
-    with pytest.raises(ProtocolError, match="the plan is of version 99") as caught:
+    with pytest.raises(ProtocolError, match="the plan has version 99") as caught:
         read_plan(a_plan(version=names.PROTOCOL_VERSION + 98))
     assert "same version" in caught.value.hint
 

@@ -26,8 +26,8 @@ def test_defaults():
 @pytest.mark.parametrize(
     ("wrong", "says", "hint"),
     [
-        ({"nodes": 0}, "--nodes must be at least 1, not 0", "leave --nodes out"),
-        ({"procs": -2}, "--procs must be at least 1, not -2", "leave --procs out"),
+        ({"nodes": 0}, "--nodes must be at least 1, not 0", "omit --nodes"),
+        ({"procs": -2}, "--procs must be at least 1, not -2", "omit --procs"),
         ({"restarts": -1}, "--restarts must be 0 or more, not -1", ""),
         ({"timeout_s": 0}, "--timeout must be more than 0, not 0", "no limit"),
         ({"timeout_s": -1.5}, "--timeout must be more than 0, not -1.5", "no limit"),

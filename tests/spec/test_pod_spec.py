@@ -18,7 +18,7 @@ def test_an_image_is_enough():
     ("wrong", "says"),
     [
         ({"image": ""}, "no image"),
-        ({"image": "a b"}, "holds a space"),
+        ({"image": "a b"}, "contains a space"),
         ({"namespace": "My.Space"}, "cannot be the name of a namespace"),
         ({"memory": "512"}, "--memory 512 is less than a megabyte"),
         ({"cpus": "x"}, "--cpus must be a number of processors"),
@@ -29,7 +29,7 @@ def test_an_image_is_enough():
         ({"gpu_type": "A100"}, "--gpu-type A100 without GPUs"),
         ({"gpus": 1, "gpu_type": "A 100"}, "is not a label's value"),
         ({"gpu_resource": "a b"}, "--gpu-resource: 'a b' is not a key"),
-        ({"requests": {"gpus": "1"}}, "there is no such resource to ask less of"),
+        ({"requests": {"gpus": "1"}}, "unknown resource 'gpus'"),
         ({"requests": {"cpus": "2"}, "cpus": "1"}, "--request cpus=2 is more than the limit 1"),
         ({"requests": {"memory": "x"}}, "--request memory must be an amount"),
         ({"node_selector": {"a b": "c"}}, "--node-selector: 'a b' is not a key"),

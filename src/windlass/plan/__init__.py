@@ -1,1 +1,1 @@
-"""What was decided: pure functions from a JobSpec to a Plan, and from a Plan to each rank's environment."""
+"""Planning: pure functions from a JobSpec to a Plan, and from a Plan to each rank's environment."""

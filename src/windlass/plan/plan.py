@@ -1,7 +1,7 @@
-"""Plan: everything that is decided about a job before it starts, and which node has which ranks.
+"""Plan: everything that is decided about a job before it starts, including the ranks of each node.
 
-Also the variables that each rank gets from it. Pure: make_plan takes the id, the time and facts of the
-engine as arguments. Engines render the plan, agents read it.
+Also creates the environment variables of each rank. This module performs no I/O. `make_plan` takes the id,
+the time and facts about the engine as arguments. Engines write the plan, and agents read it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """One node: its place, its stable name and the ranks it runs."""
+    """One node: its index, its stable name and its ranks."""
 
     index: int
     name: str
@@ -39,9 +39,9 @@ class NodePlan:
 def make_nodes(
     num_nodes: int, num_procs: int, *, job_name: str, only_first: bool = False
 ) -> tuple[NodePlan, ...]:
-    """Node i runs ranks i*procs to (i+1)*procs - 1 and keeps its name for the whole job.
+    """Return the nodes. Node i runs ranks i*procs to (i+1)*procs - 1 and keeps its name for the whole job.
 
-    With `only_first` the others run none: they serve those of node 0.
+    With `only_first`, only node 0 has ranks, and the other nodes serve them.
     """
     return tuple(
         NodePlan(
@@ -55,7 +55,7 @@ def make_nodes(
 
 
 def renumber(nodes: Iterable[NodePlan]) -> tuple[NodePlan, ...]:
-    """The ranks of an attempt on some of the nodes only: counted anew, in the order of the nodes."""
+    """Return nodes whose ranks are numbered from 0 in their order, for an attempt on some nodes only."""
     renumbered: list[NodePlan] = []
     for node in nodes:
         first_rank = renumbered[-1].ranks.stop if renumbered else 0
@@ -65,24 +65,22 @@ def renumber(nodes: Iterable[NodePlan]) -> tuple[NodePlan, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What planning must know of the world: handed in, never looked up."""
+    """Facts about the engine that planning needs. Callers pass them in."""
 
-    environ: Mapping[str, str]  # the environment the nodes will start with
-    env: Mapping[str, str] = field(
-        default_factory=dict
-    )  # what the engine adds unless it is set already
-    master_addr: str | None = None  # None: the lead finds it out
-    master_port: int = 0  # the port ranks should meet at if it is free; 0: any
-    replaces_nodes: bool = False  # whether a lost node comes back
-    code_folder: str = ""  # where the project lies on the nodes; empty: where it lies here
-    jobs_folder: str = ""  # where each job has a folder, if it is known here
-    lease_s: float = 5.0  # unless asked otherwise
-    join_timeout_s: float = 60.0  # likewise
+    environ: Mapping[str, str]  # the environment that nodes start with
+    env: Mapping[str, str] = field(default_factory=dict)  # the engine's default variables
+    master_addr: str | None = None  # None if the lead finds it
+    master_port: int = 0  # preferred rendezvous port of ranks, or 0 for any
+    replaces_nodes: bool = False  # the engine replaces lost nodes
+    code_folder: str = ""  # the project's folder on the nodes, or empty if it is the same as here
+    jobs_folder: str = ""  # the folder of all job folders, if known here
+    lease_s: float = 5.0  # default
+    join_timeout_s: float = 60.0  # default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A file that every node must have before its ranks start: the payload, the bundle."""
+    """A file that every node needs before its ranks start: the payload or the bundle."""
 
     name: str
     size_bytes: int
@@ -91,7 +89,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One job, decided."""
+    """Plan of one job."""
 
     version: int
     job_id: str
@@ -118,10 +116,10 @@ class Plan:
     min_nodes: int
     node_restarts: int
     inputs: tuple[Input, ...] = ()
-    pod: PodSpec | None = None  # where nodes are pods
+    pod: PodSpec | None = None  # if nodes are pods
     framework: str = "pytorch"
-    python_minor: str = ""  # "3.12" where the payload holds code that only this one can run
-    sizes: NodeSizes | None = None  # where the framework counts resources itself
+    python_minor: str = ""  # such as "3.12", if the payload holds code that needs this version
+    sizes: NodeSizes | None = None  # if the framework counts resources itself
 
     @property
     def num_ranks(self) -> int:
@@ -131,12 +129,12 @@ class Plan:
         return next(node for node in self.nodes if rank in node.ranks)
 
     def on_nodes(self, indexes: Collection[int]) -> Plan:
-        """The same job on some of its nodes only, with ranks counted anew."""
+        """Return the plan with only some of its nodes, and ranks numbered from 0."""
         present = [node for node in self.nodes if node.index in indexes]
         return self if len(present) == len(self.nodes) else replace(self, nodes=renumber(present))
 
     def with_nodes(self, nodes: Iterable[NodePlan]) -> Plan:
-        """The same on other nodes, or on others of their ranks."""
+        """Return the plan with other nodes, or with other ranks on them."""
         return replace(self, nodes=tuple(nodes))
 
 
@@ -199,12 +197,12 @@ def _place_out(facts: Facts, job_id: str) -> dict[str, str]:
 
 
 def render_plan(plan: Plan) -> str:
-    """The plan as JSON: what every agent reads."""
+    """Return the plan as JSON for the agents."""
     return json.dumps(records.to_json(plan), indent=1, sort_keys=True)
 
 
 def read_plan(text: str) -> Plan:
-    """The plan from its JSON; a plan of another version is refused, not guessed at."""
+    """Return the plan in JSON. Raise ProtocolError if it is malformed or of another version."""
     try:
         data = json.loads(text)
         version = data["version"]
@@ -212,8 +210,8 @@ def read_plan(text: str) -> Plan:
         raise ProtocolError(f"this is not a plan: {error}") from error
     if version != names.PROTOCOL_VERSION:
         raise ProtocolError(
-            f"the plan is of version {version}, this Windlass reads version {names.PROTOCOL_VERSION}",
-            hint="use the same version of Windlass for submitting and for reading",
+            f"the plan has version {version}, but this Windlass reads version {names.PROTOCOL_VERSION}",
+            hint="use the same version of Windlass to submit and to read",
         )
     return records.read(Plan, data)
 
@@ -232,7 +230,7 @@ def make_job_env(
     facts_env: Mapping[str, str],
     environ: Mapping[str, str],
 ) -> dict[str, str]:
-    """Variables that are the same on every rank; the user's own always win."""
+    """Return the variables that are the same on every rank. The user's take precedence."""
     env = {
         names.JOB_ID: job_id,
         names.JOB_NAME: name,
@@ -253,27 +251,30 @@ def make_job_env(
 
 
 def count_procs(work: Command, spec: JobSpec) -> int:
-    """How many processes a command should start on a node: one a GPU, else what it says itself."""
+    """Return how many processes a command starts per node.
+
+    That is its own number if set, else one per GPU, else the command's `--nproc-per-node`.
+    """
     if work.procs:
         return work.procs
     gpus = spec.pod.gpus if spec.pod else 0
-    said = _NPROC.search(work.label)
-    return gpus or (int(said[1]) if said else spec.procs)
+    stated = _NPROC.search(work.label)
+    return gpus or (int(stated[1]) if stated else spec.procs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where the ranks of one attempt find each other."""
+    """Rendezvous of the ranks of one attempt."""
 
     address: str
     port: int
-    has_store: bool = False  # a store is there already; else rank 0 opens it
-    secret: str = ""  # that lets a rank in, where the store asks for one
+    has_store: bool = False  # the store is already open, so rank 0 does not open it
+    secret: str = ""  # admits a rank, if the store requires one
     members: tuple[str, ...] = ()  # addresses of a cluster's nodes
 
 
 def make_rank_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> dict[str, str]:
-    """Variables of one rank in one attempt."""
+    """Return the variables of one rank in one attempt."""
     node = plan.node_of(rank)
     world_size = str(plan.num_ranks)
     return {
@@ -295,7 +296,7 @@ def make_rank_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> d
 
 
 def make_meeting_env(meeting: Meeting) -> dict[str, str]:
-    """Where ranks find each other, in torchrun's variables."""
+    """Return the rendezvous of ranks as torchrun's variables."""
     return {
         names.MASTER_ADDR: meeting.address,
         names.MASTER_PORT: str(meeting.port),
@@ -304,9 +305,10 @@ def make_meeting_env(meeting: Meeting) -> dict[str, str]:
 
 
 def make_command_env(plan: Plan, rank: int, meeting: Meeting) -> dict[str, str]:
-    """What lets a bare `torchrun train.py` on every node form one world, unless it wants none.
+    """Return the variables with which a plain `torchrun train.py` on every node forms one world.
 
-    Nothing for calls, which bring it themselves. The user's own variables win.
+    With `--standalone`, return only the number of nodes and the node's rank. Return nothing for calls,
+    which set these variables themselves. The user's variables take precedence.
     """
     if isinstance(plan.work, Calls):
         return {}
@@ -326,13 +328,13 @@ def make_command_env(plan: Plan, rank: int, meeting: Meeting) -> dict[str, str]:
 
 
 def render_indexes(indexes: list[int]) -> str:
-    """The nodes of an attempt in few letters: how many where all are there, else which."""
+    """Return the nodes of an attempt as a short text: their number if none is missing, else a list."""
     if indexes == list(range(len(indexes))):
         return str(len(indexes))
     return ",".join(["", *map(str, indexes)])
 
 
 def read_indexes(text: str) -> list[int]:
-    """The indexes that were rendered; ValueError when they were not."""
+    """Return the indexes in a text of `render_indexes`. Raise ValueError if it is malformed."""
     first, *rest = text.split(",")
     return [int(index) for index in rest] if rest else list(range(int(first)))

@@ -1,1 +1,1 @@
-"""What was asked: frozen records of the standard library only."""
+"""Specifications: a user's request as frozen records. Uses only the standard library."""

@@ -1,7 +1,7 @@
-"""JobSpec: what a user asked for, checked but not yet decided.
+"""JobSpec: a user's request, checked but not yet planned.
 
-Made by `client.jobs.run.make_spec`, read by `plan.make_plan`. Knows nothing of ids, ports, paths of a job or
-engines' objects.
+`client.jobs.run.make_spec` creates it, and `plan.make_plan` reads it. It has no job ids, ports, job paths or
+objects of engines.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """One job: the work, its size, and the rules it runs under."""
+    """One job: its work, its size and its limits."""
 
     work: Work
     name: str = ""
     engine: str = "local"
-    framework: str = ""  # empty: the work's own
+    framework: str = ""  # empty for the work's default framework
     nodes: int = 1
-    min_nodes: int = 0  # an attempt may start with so many; 0: all of them
+    min_nodes: int = 0  # fewest nodes that an attempt may start with, or 0 for all
     procs: int = 1
-    only_first: bool = False  # ranks are on node 0 alone; the other nodes serve them
+    only_first: bool = False  # only node 0 has ranks, and the other nodes serve them
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = ""
-    paths: tuple[str, ...] = ()  # import paths of the client that the ranks need too
+    paths: tuple[str, ...] = ()  # import paths of the client that ranks also need
     python: str = ""
     start: str = "fork"
     preload: tuple[str, ...] = ()
     restarts: int = 0
-    node_restarts: int = 3  # for lost nodes, where the engine replaces them
+    node_restarts: int = 3  # for lost nodes, if the engine replaces them
     timeout_s: float | None = None
     grace_s: float = 10.0
-    peer_wait_s: float = 60.0  # how long a rank that is done stays for the others
-    lease_s: float | None = None  # None: as long as is good where the nodes are
-    join_timeout_s: float | None = None  # None: likewise
+    peer_wait_s: float = 60.0  # how long a rank that is done waits for the others
+    lease_s: float | None = None  # None for the engine's default
+    join_timeout_s: float | None = None  # None for the engine's default
     detach: bool = False
-    pod: PodSpec | None = None  # where nodes are pods
-    sizes: NodeSizes | None = None  # where the framework counts resources itself
+    pod: PodSpec | None = None  # if nodes are pods
+    sizes: NodeSizes | None = None  # if the framework counts resources itself
 
     def __post_init__(self) -> None:
         for count in ("nodes", "procs"):
             if getattr(self, count) < 1:
                 raise SpecError(
                     f"--{count} must be at least 1, not {getattr(self, count)}",
-                    hint=f"leave --{count} out for 1",
+                    hint=f"omit --{count} for 1",
                 )
         if not 0 <= self.min_nodes <= self.nodes:
             raise SpecError(
-                f"--nodes {self.min_nodes}:{self.nodes}: the first must not be the greater",
-                hint="write --nodes MIN:MAX",
+                f"--nodes {self.min_nodes}:{self.nodes}: the minimum must not exceed the maximum",
+                hint="use --nodes MIN:MAX",
             )
         for count in ("restarts", "node_restarts"):
             if getattr(self, count) < 0:
@@ -73,7 +73,7 @@ def _check_times(spec: JobSpec) -> None:
     if spec.timeout_s is not None and not spec.timeout_s > 0:
         raise SpecError(
             f"--timeout must be more than 0, not {spec.timeout_s:g}",
-            hint="leave it out for no limit",
+            hint="omit it for no limit",
         )
     for name in ("grace_s", "peer_wait_s", "lease_s", "join_timeout_s"):
         value = getattr(spec, name)
@@ -85,19 +85,19 @@ def _check_choices(spec: JobSpec) -> None:
     if spec.start not in START_METHODS:
         raise SpecError(
             f"--start must be one of {', '.join(START_METHODS)}, not {spec.start!r}",
-            hint="fork is fast; spawn is for libraries that cannot be forked",
+            hint="fork is fast, and spawn is for libraries that do not support fork",
         )
     for key, value in spec.env.items():
         if key in names.SET_PER_RANK:
             raise SpecError(
-                f"{key} is set for each rank, so --env cannot set it",
-                hint="--nodes and --procs decide how many ranks there are",
+                f"{key} is set by Windlass for each rank, so --env cannot set it",
+                hint="use --nodes and --procs to set the number of ranks",
             )
         if not _ENV_NAME.match(key):
             raise SpecError(
-                f"{key!r} is not a name for an environment variable", hint="write --env NAME=VALUE"
+                f"{key!r} is not a name for an environment variable", hint="use --env NAME=VALUE"
             )
         if "\0" in value:
             raise SpecError(
-                f"the value of {key} holds a NUL character, which no environment can carry"
+                f"the value of {key} holds a NUL character, which environment variables cannot have"
             )

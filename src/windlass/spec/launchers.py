@@ -1,7 +1,7 @@
-"""Lines that start a node's processes themselves: torchrun, accelerate launch, deepspeed. Pure.
+"""Command lines that start a node's processes themselves: torchrun, accelerate launch, deepspeed.
 
-Such a line is one command per node, whatever number of ranks is asked for. What it says of its own size, and
-how it is told what it does not say, is here.
+Such a line is one command per node, whatever the number of ranks. This module reads the size that the line
+states, and adds the flags that it lacks. It performs no I/O.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _OURS = frozenset(
 )
 
 
-_OWN_PLACE = "leave it out: each node knows its own place"
-_MEETING = "leave it out: Windlass brings the nodes together"
-# flags that launchers have and Windlass spells otherwise: whose they are, and what to write instead; {} is
-# the value. Not those that scripts commonly have too (--log_dir, --role, --include, --config_file).
+_OWN_PLACE = "leave it out: each node knows its own rank"
+_MEETING = "leave it out: Windlass configures the rendezvous"
+# Launcher flags that Windlass names differently: the launcher, and the replacement, with {} for the value.
+# Excludes flags that scripts often have too (--log_dir, --role, --include, --config_file).
 _TRANSLATIONS = {
     "nproc_per_node": (TORCHRUN, "write --procs {}"),
     "nnodes": (TORCHRUN, "write --nodes {}"),
@@ -71,7 +71,7 @@ _NO_VALUE = ("standalone", "multi_gpu", "use_fsdp", "use_deepspeed")
 
 
 def translate_flag(word: str, following: str = "") -> SpecError | None:
-    """Return the error for a launcher's flag, with Windlass's own in its hint; None for any other word."""
+    """Return the error for a launcher's flag, with Windlass's flag as hint, or None for other words."""
     name, equals, value = word.partition("=")
     key = name.removeprefix("--").replace("-", "_")
     if not word.startswith("--") or key not in _TRANSLATIONS:
@@ -87,15 +87,15 @@ def translate_flag(word: str, following: str = "") -> SpecError | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherLine:
-    """A launcher's line, cut behind the launcher."""
+    """A launcher's command line, split after the launcher."""
 
     launcher: str
     head: tuple[str, ...]
-    words: tuple[str, ...]  # its own flags, then what it starts
-    is_shell: bool = False  # it stood in the text of a shell
+    words: tuple[str, ...]  # the launcher's flags, then the program
+    is_shell: bool = False  # the line was part of a shell command
 
     def read(self, *names: str) -> str | None:
-        """The value of one of its own flags, by any of its names."""
+        """Return the value of one of the launcher's flags, given the flag's names."""
         for index, word in enumerate(self.words):
             if word.endswith(".py") or word in ("-m", "--module"):
                 return None
@@ -111,7 +111,7 @@ class LauncherLine:
 
     @property
     def num_procs(self) -> int | None:
-        """How many processes a node it says it starts."""
+        """Number of processes per node that the line states, or None."""
         if self.launcher == ACCELERATE:
             total, nodes = self.read_number("num_processes"), self.read_number("num_machines")
             return None if total is None else max(1, total // (nodes or 1))
@@ -119,20 +119,20 @@ class LauncherLine:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """What it starts, from the script on."""
+        """The script that it starts, with its arguments."""
         scripts = [i for i, word in enumerate(self.words) if word.endswith(".py")]
         return self.words[scripts[0] :] if scripts else ()
 
 
 def find_launcher(argv: Sequence[str]) -> LauncherLine | None:
-    """The launcher's line in a command, perhaps behind other words or in the text of a shell."""
+    """Return the launcher's line in a command. It may follow other words or be part of a shell command."""
     if argv and _SHELLS.search(argv[0].rpartition("/")[2]):
         flags = [i for i, word in enumerate(argv[:3]) if re.fullmatch(r"-[a-z]*c", word)]
         text = argv[flags[0] + 1] if flags and len(argv) > flags[0] + 1 else ""
         for part in _ENDS_COMMAND.split(text):
             try:
                 line = _find(shlex.split(part))
-            except ValueError:  # a quote is open: no line of ours
+            except ValueError:  # an unclosed quote, so not a launcher's line
                 continue
             if line is not None:
                 return LauncherLine(launcher=line[0], head=line[1], words=line[2], is_shell=True)
@@ -156,36 +156,39 @@ def _find(argv: Sequence[str]) -> tuple[str, tuple[str, ...], tuple[str, ...]] |
         if size:
             return launcher, tuple(argv[: index + size]), tuple(argv[index + size :])
         if name.endswith(".py") or (is_python and not word.startswith("-")):
-            return None  # a program of the user's: what follows is its own
+            return None  # the user's program, and all following words are its arguments
         is_python = is_python or _PYTHON.match(name) is not None
     return None
 
 
 def insert_flags(command: Command, line: LauncherLine, flags: Sequence[str]) -> Command:
-    """The command with flags behind its launcher; a shell fills in what only a node knows."""
+    """Return the command with flags after its launcher.
+
+    A shell runs the command, so that flags may use variables that only the node has.
+    """
     if not flags:
         return command
-    told = " ".join(flags)
+    added = " ".join(flags)
     if line.is_shell:
         head = r"\s+".join(map(re.escape, line.head[-2:] if len(line.head) > 1 else line.head))
         at = next(i for i, word in enumerate(command.argv) if re.search(head, word))
-        text = re.sub(head, lambda match: f"{match[0]} {told}", command.argv[at], count=1)
+        text = re.sub(head, lambda match: f"{match[0]} {added}", command.argv[at], count=1)
         argv = (*command.argv[:at], text, *command.argv[at + 1 :])
     else:
-        words = f"exec {shlex.join(line.head)} {told} {shlex.join(line.words)}"
+        words = f"exec {shlex.join(line.head)} {added} {shlex.join(line.words)}"
         argv = ("sh", "-c", words)
     return Command(argv=argv, procs=command.procs)
 
 
 def unwrap_torchrun(command: Command) -> tuple[Script | Module | Command, tuple[str, ...]]:
-    """What a torchrun line starts, and those of its flags that are not about where and how many."""
+    """Return the program of a torchrun line, and its flags except those for nodes, size and rendezvous."""
     line = find_launcher(command.argv)
     if line is None:
         return command, ()
     if line.launcher != TORCHRUN or line.is_shell or len(line.head) not in (1, 3):
         raise SpecError(
             f"an export without Windlass runs torchrun, and cannot take {command.label!r:.80} apart",
-            hint="name the script: windlass export train.py; or leave --plain out, with -e kubernetes",
+            hint="export the script with windlass export train.py, or use -e kubernetes without --plain",
         )
     kept: list[str] = []
     queue = list(reversed(line.words))

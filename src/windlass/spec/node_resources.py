@@ -1,7 +1,7 @@
-"""Resources of nodes: quantities of Kubernetes, and the sizes that frameworks with own counting are told.
+"""Resources of nodes: Kubernetes quantities, and node sizes for frameworks that count resources.
 
-`4`, "500m" and "512Gi" are kept as text, as the API server takes them; they become numbers only to be
-compared. Pure. Used by the client, kube, and frameworks whose nodes form a cluster.
+`4`, "500m" and "512Gi" stay text, the form that the API server accepts. They become numbers only for
+comparisons. Clients, `kube` and frameworks with clusters use this module. It performs no I/O.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _OPTIONS = ("cpus", "gpus", "memory")
 
 
 def check_cpus(name: str, text: str) -> None:
-    """Refuse what is no number of processors."""
+    """Raise SpecError if a text is not a number of processors."""
     if not text:
         return
     if not re.fullmatch(_FORM, text) or text.endswith("i"):
         raise SpecError(
             f"{name} must be a number of processors, found {text!r:.60}",
-            hint=f"write {name} 4, or 500m for half of one",
+            hint=f"use {name} 4, or 500m for half a processor",
         )
     if read_quantity(text) == 0:
-        raise SpecError(f"{name} must be more than 0", hint=f"leave {name} out for no limit")
+        raise SpecError(f"{name} must be more than 0", hint=f"omit {name} for no limit")
 
 
 def check_bytes(name: str, text: str) -> None:
-    """Refuse what is no amount of memory or disk, and what has surely lost its unit."""
+    """Raise SpecError if a text is not an amount of memory or disk, or obviously lacks its unit."""
     if not text:
         return
     if not re.fullmatch(_FORM, text) or text[-1] in "num":
@@ -46,15 +46,15 @@ def check_bytes(name: str, text: str) -> None:
         )
     if read_quantity(text) < _LEAST_BYTES * BILLION:
         raise SpecError(
-            f"{name} {text} is less than a megabyte", hint=f"was {text}Gi meant? Give a unit"
+            f"{name} {text} is less than a megabyte", hint=f"add a unit, as in {text}Gi"
         )
 
 
 def read_quantity(text: str) -> int:
-    """The billionths behind a quantity: whole numbers, so that 0.3 and 300m are the same."""
+    """Return a quantity in billionths, as a whole number, so that 0.3 and 300m are equal."""
     match = re.fullmatch(_FORM, text)
     if not match:
-        raise SpecError(f"{text!r:.60} is not a quantity", hint="write it like 4, 500m or 512Gi")
+        raise SpecError(f"{text!r:.60} is not a quantity", hint="use a form like 4, 500m or 512Gi")
     number, suffix = match.groups()
     whole, _, part = number.partition(".")
     factor = 1024 ** _BINARY[suffix] * BILLION if suffix in _BINARY else 10 ** _POWERS[suffix]
@@ -62,18 +62,18 @@ def read_quantity(text: str) -> int:
 
 
 def read_cpus(text: str) -> float:
-    """How many processors a quantity is: 0.5 for 500m."""
+    """Return the number of processors in a quantity, such as 0.5 for 500m."""
     return read_quantity(text) / BILLION
 
 
 def halve(text: str) -> str:
-    """Half of an amount of bytes, as whole mebibytes."""
+    """Return half of an amount of bytes, in whole mebibytes."""
     return f"{read_quantity(text) // 2 // BILLION // (1 << 20) or 1}Mi"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSize:
-    """One node's; 0: what is there, of which nodes on one machine have a share each."""
+    """Size of one node. 0 means all that the machine has, shared among the nodes on it."""
 
     cpus: float = 0.0
     gpus: int = 0
@@ -82,18 +82,18 @@ class NodeSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSizes:
-    """Those of all nodes, and what else the framework's library must know of the client."""
+    """Sizes of all nodes, and other facts about the client that the framework's library needs."""
 
     first: NodeSize = NodeSize()
     others: NodeSize = NodeSize()
-    pretends_gpus: bool = False  # GPUs are counted that need not be there
-    version: str = ""  # of that library at the client; empty: it has none
-    cwd: str = ""  # where its processes are, if that is the project's; empty: where the job is
-    paths: tuple[str, ...] = ()  # and their import paths
+    pretends_gpus: bool = False  # counted GPUs do not have to exist
+    version: str = ""  # of that library on the client, or empty if it is not installed
+    cwd: str = ""  # working directory of its processes, or empty for the job's
+    paths: tuple[str, ...] = ()  # import paths of its processes
 
 
 def make_size(given: Mapping[str, Any], where: str) -> NodeSize:
-    """One node's size from cpus, gpus and memory, which may be texts; what is left out is 0."""
+    """Return a node's size from cpus, gpus and memory, which may be texts (default: 0)."""
     texts = read_texts(given, where)
     cpus, memory, gpus = (texts.get(name, "") for name in ("cpus", "memory", "gpus"))
     return NodeSize(
@@ -104,7 +104,7 @@ def make_size(given: Mapping[str, Any], where: str) -> NodeSize:
 
 
 def read_texts(given: Mapping[str, Any], where: str) -> dict[str, str]:
-    """What was asked for, checked, each as a text."""
+    """Return the requested resources as texts. Raise SpecError if one is invalid."""
     for name in given:
         if name not in _OPTIONS:
             hint = did_you_mean(str(name), _OPTIONS, show=repr)
@@ -114,7 +114,7 @@ def read_texts(given: Mapping[str, Any], where: str) -> dict[str, str]:
     check_cpus(f"{where} cpus", cpus)
     check_bytes(f"{where} memory", memory)
     if gpus and not gpus.isdecimal():
-        raise SpecError(f"{where} gpus must be a whole number, not {gpus!r:.40}", hint="gpus=1")
+        raise SpecError(f"{where} gpus must be a whole number, not {gpus!r:.40}", hint="use gpus=1")
     return texts
 
 
@@ -123,6 +123,7 @@ def _read_text(where: str, name: str, value: Any) -> str:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise SpecError(
-            f"{where} {name} must be a number or a text, not {value!r:.40}", hint='"4" or "16Gi"'
+            f"{where} {name} must be a number or a text, not {value!r:.40}",
+            hint='use a value like "4" or "16Gi"',
         )
     return f"{value:g}" if isinstance(value, float) else str(value).strip()

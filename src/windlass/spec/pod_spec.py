@@ -1,7 +1,7 @@
-"""PodSpec: what a job asks of its pods: image, resources, mounts, and where they may run.
+"""PodSpec: the pods of a job, with their image, resources, mounts and placement.
 
-Tolerations, node labels and the spread of pods have small forms for what is asked every day; anything else is
-`--patch`. Pure.
+Tolerations, node labels and the spread of pods have short forms for common cases. `--patch` covers the rest.
+This module performs no I/O.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OURS = ("windlass.dev/", "batch.kubernetes.io/", "app.kubernetes.io/managed-by"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toleration:
-    """A taint that the pods do not mind. No value: any; no effect: all; no key: every taint."""
+    """A taint that the pods tolerate. An empty field matches any value, effect or taint."""
 
     key: str = ""
     value: str = ""
@@ -38,7 +38,7 @@ class Toleration:
 
 
 def read_toleration(text: str) -> Toleration:
-    """`KEY`, `KEY=VALUE`, either with `:EFFECT` behind it, or `*` for every taint."""
+    """Return the toleration in a text: KEY or KEY=VALUE, with an optional :EFFECT, or * for every taint."""
     name, _, effect = text.partition(":")
     key, _, value = name.partition("=")
     if key == "*" and not value and (not effect or effect in EFFECTS):
@@ -50,35 +50,35 @@ def read_toleration(text: str) -> Toleration:
     ):
         raise SpecError(
             f"--toleration {text!r} is not a taint",
-            hint=f"write KEY, KEY=VALUE or KEY=VALUE:EFFECT; effects are {', '.join(EFFECTS)}",
+            hint=f"use KEY, KEY=VALUE or KEY=VALUE:EFFECT; effects are {', '.join(EFFECTS)}",
         )
     return Toleration(key=key, value=value, effect=effect)
 
 
 def check_label_key(flag: str, key: str) -> None:
-    """Refuse what is no key of a label or annotation."""
+    """Raise SpecError if a text is not a valid key of a label or annotation."""
     if not re.fullmatch(_KEY, key):
         raise SpecError(
             f"{flag}: {key!r:.80} is not a key",
-            hint="a key is letters, digits, - _ and ., at most 63, perhaps with a domain and / before it",
+            hint="use at most 63 letters, digits, - _ and ., optionally after a domain and /",
         )
 
 
 def check_labels(flag: str, labels: Mapping[str, str], *, choices: bool = False) -> None:
-    """Refuse what is no label; with `choices` a value may be several, as in `A|B`."""
+    """Raise SpecError if a label is invalid. With `choices`, a value may list several, as in `A|B`."""
     for key, value in labels.items():
         check_label_key(flag, key)
         for part in value.split("|") if choices else (value,):
             if not re.fullmatch(_VALUE, part):
                 raise SpecError(
                     f"{flag}: {value!r:.80} is not a label's value",
-                    hint="a value is letters, digits, - _ and ., at most 63, and ends with a letter or digit",
+                    hint="use at most 63 letters, digits, - _ and ., with a letter or digit at both ends",
                 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSize:
-    """What the pods of a group have of their own; what is left out is not limited."""
+    """Resources of a group's pods. An empty resource is not limited."""
 
     cpus: str = ""
     memory: str = ""
@@ -87,23 +87,25 @@ class PodSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSpec:
-    """Every pod of a job. Quantities are text, as Kubernetes takes them; empty text is "not asked for"."""
+    """Every pod of a job. Quantities are text in the form of Kubernetes. An empty text means no request."""
 
     image: str
-    namespace: str = ""  # empty: the context's own
+    namespace: str = ""  # empty for the context's namespace
     cpus: str = ""
     memory: str = ""
     gpus: int = 0
-    gpu_type: str = ""  # the value of the nodes' label `gpu_label`; A|B for either
+    gpu_type: str = ""  # value of the nodes' label `gpu_label`, or A|B for either
     gpu_label: str = GPU_LABEL
     gpu_resource: str = GPU_RESOURCE
-    requests: Mapping[str, str] = field(default_factory=dict)  # where lower than the limits
+    requests: Mapping[str, str] = field(default_factory=dict)  # if lower than the limits
     ephemeral_storage: str = ""
-    shm: str = ""  # empty: half of the memory, or no limit where memory has none
+    shm: str = ""  # empty for half of the memory, or no limit if memory has none
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
     spread: str = "soft"  # over hosts
-    pack: str = ""  # a label of nodes, equal for all pods of the job: a zone, a rack
+    pack: str = (
+        ""  # a node label that must be equal for all pods of the job, such as a zone or rack
+    )
     priority_class: str = ""
     service_account: str = ""
     pull_secrets: tuple[str, ...] = ()
@@ -112,13 +114,13 @@ class PodSpec:
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     queue: str = ""
-    runtime: str = ""  # what a TrainJob is made from; empty: the engine's own choice
-    ttl_s: float | None = DAY_S  # None: kept until removed
+    runtime: str = ""  # template of a TrainJob, or empty for the engine's choice
+    ttl_s: float | None = DAY_S  # None to keep it until it is removed
     in_image: bool = False
-    run_as: int | None = 1000  # None: the cluster or the image decides
+    run_as: int | None = 1000  # None to let the cluster or the image decide
     patch: Mapping[str, Any] | None = None
-    workers: PodSize | None = None  # of all pods but the first; None: all are alike
-    open_ports: tuple[int, ...] = ()  # which all pods of the namespace may reach
+    workers: PodSize | None = None  # size of all pods but the first, or None if all are equal
+    open_ports: tuple[int, ...] = ()  # ports that all pods of the namespace may reach
 
     def __post_init__(self) -> None:
         _check_image(self.image)
@@ -129,7 +131,7 @@ class PodSpec:
         self.of_workers()
 
     def of_workers(self) -> PodSpec:
-        """What every pod but the first is to be like."""
+        """Return the spec of every pod but the first."""
         size = self.workers
         if size is None:
             return self
@@ -139,7 +141,7 @@ class PodSpec:
             memory=size.memory,
             gpus=size.gpus,
             gpu_type=self.gpu_type if size.gpus else "",
-            requests={},  # which are lower than the first pod's own limits
+            requests={},  # these are relative to the limits of the first pod
             workers=None,
         )
 
@@ -152,14 +154,14 @@ def _check_image(image: str) -> None:
             "writes windlass.toml",
         )
     if image != image.strip() or any(char.isspace() for char in image):
-        raise SpecError(f"--image {image!r:.80} holds a space", hint="write NAME:TAG")
+        raise SpecError(f"--image {image!r:.80} contains a space", hint="use NAME:TAG")
 
 
 def _check_names(pod: PodSpec) -> None:
     if pod.namespace and not re.fullmatch(names.DNS_LABEL, pod.namespace):
         raise SpecError(
             f"{pod.namespace!r:.80} cannot be the name of a namespace",
-            hint="small letters, digits and -, at most 63",
+            hint="use at most 63 lower-case letters, digits and -",
         )
     named = {
         "--priority-class": (pod.priority_class,),
@@ -173,15 +175,15 @@ def _check_names(pod: PodSpec) -> None:
             if value and not re.fullmatch(_DNS_NAME, value):
                 raise SpecError(
                     f"{flag} {value!r:.80} cannot be the name of an object",
-                    hint="small letters, digits, - and .",
+                    hint="use lower-case letters, digits, - and .",
                 )
     if pod.run_as is not None and not 0 <= pod.run_as < 1 << 31:
         raise SpecError(
             f"--run-as must be a user id, not {pod.run_as}",
-            hint="1000, or none for the image's own",
+            hint="use 1000, or none for the image's user",
         )
     if pod.ttl_s is not None and not pod.ttl_s >= 0:
-        raise SpecError(f"--ttl must be 0 or more, not {pod.ttl_s}", hint="none keeps it for ever")
+        raise SpecError(f"--ttl must be 0 or more, not {pod.ttl_s}", hint="use none to keep it")
 
 
 def _check_resources(pod: PodSpec) -> None:
@@ -199,7 +201,7 @@ def _check_resources(pod: PodSpec) -> None:
     if pod.shm and pod.memory and read_quantity(pod.shm) > read_quantity(pod.memory):
         raise SpecError(
             f"--shm {pod.shm} is more than --memory {pod.memory}, which it counts against",
-            hint="give more memory, or less shm",
+            hint="raise --memory or lower --shm",
         )
 
 
@@ -207,8 +209,8 @@ def _check_request(pod: PodSpec, name: str, value: str) -> None:
     known = {"cpus": pod.cpus, "memory": pod.memory, "ephemeral_storage": pod.ephemeral_storage}
     if name not in known:
         raise SpecError(
-            f"--request {name}: there is no such resource to ask less of",
-            hint=f"there are {', '.join(known)}",
+            f"unknown resource {name!r}",
+            hint=f"--request accepts {', '.join(known)}",
         )
     check = check_cpus if name == "cpus" else check_bytes
     check(f"--request {name}", value)
@@ -216,7 +218,7 @@ def _check_request(pod: PodSpec, name: str, value: str) -> None:
     if limit and read_quantity(value) > read_quantity(limit):
         raise SpecError(
             f"--request {name}={value} is more than the limit {limit}",
-            hint=f"raise --{name.replace('_', '-')}, or ask for less",
+            hint=f"raise --{name.replace('_', '-')} or lower the request",
         )
 
 
@@ -236,7 +238,7 @@ def _check_placement(pod: PodSpec) -> None:
     if pod.spread not in SPREADS:
         raise SpecError(
             f"--spread must be one of {', '.join(SPREADS)}, not {pod.spread!r}",
-            hint="soft: on different hosts if possible; hard: always",
+            hint="soft prefers different hosts, hard requires them, none ignores hosts",
         )
     if pod.pack:
         check_label_key("--pack", pod.pack)
@@ -246,4 +248,4 @@ def _check_mounts(pod: PodSpec) -> None:
     paths = [path for mount in (*pod.volumes, *pod.secrets) if (path := getattr(mount, "path", ""))]
     for path in paths:
         if paths.count(path) > 1:
-            raise SpecError(f"{path} is mounted twice", hint="give each volume a path of its own")
+            raise SpecError(f"{path} is mounted twice", hint="give each volume its own path")

@@ -1,15 +1,15 @@
-"""Volumes and secrets of a pod: the forms in which they are asked for, and the records they become.
+"""Volumes and secrets of a pod: their text forms, and the records that these become.
 
-    CLAIM:/data[:ro]                        a claim that is there
-    new:10Gi:/data[:RWX][:CLASS]            a claim made with the job, and gone with it
-    emptydir[:5Gi]:/scratch                 a folder that lives as long as the pod
-    hostpath:/on/the/host:/data[:ro]        a folder of the machine; refused unless allowed
+    CLAIM:/data[:ro]                        an existing claim
+    new:10Gi:/data[:RWX][:CLASS]            a claim that is created and deleted with the job
+    emptydir[:5Gi]:/scratch                 a folder that exists as long as the pod
+    hostpath:/on/the/host:/data[:ro]        a folder of the machine, refused unless allowed
 
     SECRET                                  every key of a Secret as a variable
     VAR=SECRET:KEY                          one key as the variable VAR
     SECRET:/folder                          every key as a file in a folder
 
-Pure. A secret's value is never here: only where it is to be found.
+Records never hold a secret's value, only a reference to it. This module performs no I/O.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ ACCESS_MODES = {
     "ROX": "ReadOnlyMany",
     "RWOP": "ReadWriteOncePod",
 }
-# Patterns are compiled on use: every agent imports this, and only few have pods.
+# Patterns are compiled on use, because every agent imports this module, but few have pods.
 _OBJECT_NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 _KEY_FORM = r"[-._A-Za-z0-9]{1,253}"
-_VOLUME_HINT = "write CLAIM:/data, new:10Gi:/data[:RWX][:CLASS] or emptydir[:5Gi]:/scratch"
-_USE_HINT = "write SECRET, VAR=SECRET:KEY or SECRET:/folder"
+_VOLUME_HINT = "use CLAIM:/data, new:10Gi:/data[:RWX][:CLASS] or emptydir[:5Gi]:/scratch"
+_USE_HINT = "use SECRET, VAR=SECRET:KEY or SECRET:/folder"
 _RESERVED_PATHS = ("/", "/windlass", "/dev", "/dev/shm", "/proc", "/sys", "/etc")  # noqa: S108
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A PersistentVolumeClaim that is there."""
+    """An existing PersistentVolumeClaim."""
 
     kind: ClassVar[str] = "claim"
     claim: str
@@ -50,7 +50,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewClaim:
-    """A PersistentVolumeClaim made with the job. No access: many writers if there are many nodes."""
+    """A PersistentVolumeClaim that is created with the job.
+
+    An empty `access` allows many writers if the job has several nodes.
+    """
 
     kind: ClassVar[str] = "new"
     size: str
@@ -61,7 +64,7 @@ class NewClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmptyDir:
-    """A folder that lives as long as its pod."""
+    """A folder that exists as long as its pod."""
 
     kind: ClassVar[str] = "emptydir"
     path: str
@@ -70,7 +73,7 @@ class EmptyDir:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPath:
-    """A folder of the machine the pod is on."""
+    """A folder of the pod's machine."""
 
     kind: ClassVar[str] = "hostpath"
     source: str
@@ -112,7 +115,7 @@ Secret = SecretVariable | SecretVariables | SecretFiles
 
 
 def read_volume(text: str, *, allow_host_path: bool = False) -> Volume:
-    """The volume that `text` asks for."""
+    """Return the volume that a text describes. Raise SpecError if it is malformed."""
     head, *rest = text.split(":")
     lower = head.lower()
     if lower == "new":
@@ -136,7 +139,7 @@ def _read_new(text: str, rest: list[str]) -> NewClaim:
     check_bytes(f"the size in --volume {text}", size)
     access = more.pop(0).upper() if more and more[0].upper() in ACCESS_MODES else ""
     if len(more) > 1 or (more and not re.fullmatch(_OBJECT_NAME, more[0])):
-        raise _no_volume(text, f"{':'.join(more)!r} is no access mode and no storage class")
+        raise _no_volume(text, f"{':'.join(more)!r} is neither an access mode nor a storage class")
     storage_class = more[0] if more else ""
     return NewClaim(
         size=size, path=_check_path(text, path), access=access, storage_class=storage_class
@@ -154,11 +157,11 @@ def _read_emptydir(text: str, rest: list[str]) -> EmptyDir:
 def _read_host_path(text: str, rest: list[str], allowed: bool) -> HostPath:
     if not allowed:
         raise SpecError(
-            f"--volume {text} is a folder of the machine, which can reach beyond the job",
-            hint="use a claim, or add --allow-host-path if the cluster lets you",
+            f"--volume {text} is a folder of the machine, which can expose more than the job's data",
+            hint="use a claim, or add --allow-host-path if the cluster permits it",
         )
     if len(rest) < 2 or not rest[0].startswith("/"):
-        raise _no_volume(text, "it needs the folder's path on the host, and one in the pod")
+        raise _no_volume(text, "it needs the folder's path on the host and a path in the pod")
     path, read_only = _read_mount(text, rest[1:])
     return HostPath(source=rest[0], path=path, read_only=read_only)
 
@@ -186,17 +189,17 @@ def _no_volume(text: str, why: str) -> SpecError:
 
 
 def read_secret(text: str) -> Secret:
-    """The use of a Secret that `text` asks for."""
+    """Return the use of a Secret that a text describes. Raise SpecError if it is malformed."""
     variable, equals, reference = text.partition("=")
     if equals:
         secret, _, key = reference.partition(":")
         if not re.fullmatch(_OBJECT_NAME, secret):
-            # never repeated: a value that was written out by mistake must not stand in a log
-            raise _no_secret(text, "what is after = does not name a Secret")
+            # The error does not repeat the text, because a secret's value may be in it by mistake.
+            raise _no_secret(text, "the text after = does not name a Secret")
         if not re.fullmatch(_VARIABLE, variable) or variable in names.SET_PER_RANK:
             raise _no_secret(text, f"{variable!r} cannot be set as a variable")
         if not re.fullmatch(_KEY_FORM, key or variable):
-            raise _no_secret(text, "what is after : is not a key of a Secret")
+            raise _no_secret(text, "the text after : is not a key of a Secret")
         return SecretVariable(secret=secret, key=key or variable, variable=variable)
     secret, colon, path = text.partition(":")
     if not re.fullmatch(_OBJECT_NAME, secret):

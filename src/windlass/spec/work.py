@@ -1,7 +1,7 @@
-"""Work: what a job or a compute runs, as records; and the steps of an image that run before.
+"""Work of a job or compute, and the steps of an image that run before it, as records.
 
-Records alone. What a user's target becomes is `client.jobs.target`; ranks run it in
-`agent.rank.rank_main`, nodes run steps in `agent.image_steps`.
+`client.jobs.target` creates the work from a user's target. Ranks run it in `agent.rank.rank_main`. Nodes run
+the steps in `agent.image_steps`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from windlass import records
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipStep:
-    """Packages, as words for `pip install`."""
+    """Packages for `pip install`, as its arguments."""
 
     kind: ClassVar[str] = "pip"
     packages: tuple[str, ...]
@@ -23,7 +23,7 @@ class PipStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStep:
-    """A command for `sh -c`, in the project's folder."""
+    """A command that `sh -c` runs in the project's folder."""
 
     kind: ClassVar[str] = "run"
     command: str
@@ -33,7 +33,7 @@ ImageStep = PipStep | RunStep
 
 
 def read_step(data: Any) -> ImageStep:
-    """A step in its JSON form; one of a kind that is not known here is refused."""
+    """Return the step in JSON data. Raise ProtocolError if its kind is unknown."""
     return cast(ImageStep, records.read(cast(type, ImageStep), data))
 
 
@@ -52,7 +52,7 @@ class Function:
 
     @property
     def program(self) -> str:
-        """The same without arguments, as others may read it too."""
+        """The label without arguments, which other users may see."""
         return self.label
 
 
@@ -76,7 +76,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """A Python module, run as `python -m` runs it."""
+    """A Python module, run like `python -m`."""
 
     kind: ClassVar[str] = "module"
     framework: ClassVar[str] = "pytorch"
@@ -94,12 +94,12 @@ class Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """Any program. Exit code 0 is success; it has no result."""
+    """Any program. Exit code 0 is success. It has no result."""
 
     kind: ClassVar[str] = "command"
     framework: ClassVar[str] = "command"
     argv: tuple[str, ...]
-    procs: int = 0  # how many processes it starts on a node itself, as torchrun does; 0: none
+    procs: int = 0  # processes that it starts itself on a node, as torchrun does
 
     @property
     def label(self) -> str:
@@ -112,19 +112,17 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """Nothing yet: the nodes stay, and run what clients call. The work of a compute."""
+    """Work of a compute. Its nodes wait and run the calls of clients."""
 
     kind: ClassVar[str] = "calls"
     framework: ClassVar[str] = "pytorch"
-    fixed: str = ""  # digest of what cannot change while the nodes live
-    about: Mapping[str, str] = field(
-        default_factory=dict
-    )  # what of that is nowhere else in the plan
-    ttl_s: float | None = None  # how long they stay when nothing is called
+    fixed: str = ""  # digest of the settings that cannot change while the nodes run
+    about: Mapping[str, str] = field(default_factory=dict)  # those settings that the plan lacks
+    ttl_s: float | None = None  # how long the nodes stay without a call
     steps: tuple[ImageStep, ...] = ()  # of the image, run once on each node
-    user: str = ""  # who started them
-    identity: str = ""  # and what the cluster calls him, where it tells
-    place_s: float | None = None  # how long they wait for their machines if nobody waits any more
+    user: str = ""  # the user that started the nodes
+    identity: str = ""  # the cluster's name for that user, if known
+    place_s: float | None = None  # how long nodes wait for machines after all clients have gone
 
     @property
     def label(self) -> str:
