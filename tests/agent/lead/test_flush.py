@@ -93,7 +93,7 @@ def test_a_node_that_sends_nothing_more_is_named_with_its_ranks(tmp_path, monkey
         ranks = "rank 1" if procs == 1 else "ranks 2, 3"
         [told] = warnings(scene)
         assert told.startswith(f"the result of {ranks} is missing: ")
-        assert told.endswith("node-1 sent nothing more for 0.2 s before it had sent it")
+        assert told.endswith("node-1 sent nothing more for 0.2 s before sending it")
         found = read(scene)
         assert [left[0].state for left in found] == ["returned"] * procs + [MISSING] * procs
         for rank in range(procs, 2 * procs):

@@ -234,7 +234,7 @@ def test_a_node_with_another_python_is_refused_before_any_rank_starts(tmp_path, 
     )
     assert (status.phase, status.verdict.kind) == (Phase.FAILED, FailureKind.START_FAILED)
     found = ".".join(python.split(".")[:2])
-    said = f"from Python 3.11, but job-1-node-1 (on rack-7) runs {found}, which cannot run its code"
+    said = f"from Python 3.11, but job-1-node-1 (on rack-7) runs Python {found}, which cannot run its code"
     assert said in status.verdict.message
     assert "an image with Python 3.11" in status.verdict.message
     assert nodes.orders == []

@@ -1,7 +1,7 @@
-"""The lead of a job: node 0's agent decides for all nodes when an attempt starts, ends and is tried again.
+"""Lead of a job: part of node 0's agent that decides when attempts start, end and are retried.
 
-It hears of ranks from nodes (its own included), gives orders to nodes, and writes what it knows to the
-status. It touches no process and no socket itself: nodes do the one, links the other.
+It gets reports about ranks from all nodes, including its own. It sends orders to nodes and writes the job
+status. Nodes manage processes, and connections are handled by `agent.lead.lead_links`.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SETTLE_LOST_S = 6.0  # a silent node takes so long to be missed
+_SETTLE_LOST_S = 6.0  # time until a silent node is reported as lost
 _STOP_MARGIN_S = 5.0
 
 
 class JobLead:
-    """One job, from the first node that joins to the last that stops."""
+    """Lead of one job, from the first node that joins to the last that stops."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class JobLead:
     def join(
         self, index: int, send: SendBody, about: JoinLead, *, ship: Ship | None = None
     ) -> None:
-        """A node is there, with what it knows of the lead before this one."""
+        """Add a node that has joined, with its knowledge of the previous lead."""
         self.nodes.join(index, send, about, ship)
         if self.budget.hear(about.memory) and about.memory and about.lost_lead:
             self.nodes.one_world.hear_of_lost_lead(about.memory, about.lost_lead)
@@ -107,20 +107,20 @@ class JobLead:
         has = ".".join(python.split(".")[:2])
         if wanted and has != wanted:
             message = (
-                f"the function travels by value from Python {wanted}, but {self.nodes.name(index)} "
-                f"runs {has}, which cannot run its code; put it in a module of the project, or use "
-                f"an image with Python {wanted}, or a client with {has}"
+                f"the function is sent by value from Python {wanted}, but {self.nodes.name(index)} "
+                f"runs Python {has}, which cannot run its code. Put it in a module of the project, "
+                f"or use an image with Python {wanted} or a client with Python {has}"
             )
             self.end(FailureKind.START_FAILED, message)
 
     def receive(self, index: int, message: Message, body: bytes = b"") -> None:
-        """Something a node says."""
+        """Process a message from a node."""
         self._handlers[type(message)](index, message, body)
         self._clusters.check()
         self._changed.set()
 
     def lose(self, index: int, why: str = "", *, parting: Parting = Parting.CLOSED) -> None:
-        """A node is gone. Where it was cut off, its ranks may go on, and it may be this one that is."""
+        """Record the loss of a node. If it was cut off, its ranks may still run, or this node is isolated."""
         node = self._worlds.lose(index, why, parting)
         if node is not None:
             is_cut = parting is Parting.CUT and self._world.is_cut
@@ -130,14 +130,14 @@ class JobLead:
             self._clusters.lose_node(index)
 
     def part(self, index: int) -> None:
-        """The ranks of a node that leaves are dead: a lead that comes after this one need not wait for it."""
+        """Record that a leaving node's ranks are dead, so that a later lead does not wait for it."""
         self.lose(index)
         self._forget_gone()
 
     def hear_farewell(self, seat: Seat, memory: LeadHandover | None) -> None:
-        """A node that had been out of sight ends for good, and has no ranks; others may know what it knew."""
+        """Record that an unreachable node has ended permanently, with the state of its lead."""
         self.budget.hear(memory)
-        logger.info("node %s of an earlier attempt has ended for good", seat.index)
+        logger.info("node %s of an earlier attempt has ended permanently", seat.index)
         self.nodes.part(seat)
 
     def _forget_gone(self) -> None:
@@ -145,13 +145,13 @@ class JobLead:
         self._have_remembered()
 
     def _have_remembered(self) -> None:
-        """Have every node keep what this lead knows, in case it is lost."""
+        """Send the handover state to every node, in case this lead is lost."""
         self.nodes.tell_all(KeepHandover(memory=self.budget.memory))
 
     def end(
         self, kind: FailureKind, message: str, *, now: bool = False, signum: int = signal.SIGTERM
     ) -> None:
-        """Somebody wants the job to end, which ranks hear as `signum`; asked again, it may end at once."""
+        """Request the end, with `signum` for the ranks. Another request with `now` ends them immediately."""
         attempt = max(0, self.attempt.number)
         verdict = make_job_verdict(self._plan, kind, message, at_s=time.time(), attempt=attempt)
         is_hurried = self.stop.ask(verdict, now=now, signum=signum)
@@ -162,7 +162,7 @@ class JobLead:
     # -- the job -------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """The whole job; afterwards the status is final."""
+        """Run the whole job. Afterwards the status is final."""
         verdict = await self._run_attempts()
         if verdict is not None:
             self._status_writer.set_verdict(verdict, final=True)
@@ -185,7 +185,7 @@ class JobLead:
         return verdict
 
     def _take_over(self) -> Verdict | None:
-        """Go on where another lead stopped, if there was one; a verdict when its loss was one too many."""
+        """Continue from a previous lead, if any. Return a verdict if its loss exceeds the budget."""
         if not self.budget.take_over():
             return None
         known = self.budget.memory
@@ -201,14 +201,14 @@ class JobLead:
         return None if self._spend(verdict) else verdict
 
     def _spend(self, verdict: Verdict) -> bool:
-        """Whether there is another attempt after this one."""
+        """Charge a failure to its budget. Return False if no other attempt is allowed."""
         if not self.budget.spend(verdict):
             return False
         self._status_writer.set_verdict(verdict, final=False)
         return True
 
     async def leave(self) -> None:
-        """End the attempt everywhere while its nodes still hear their lead, then leave for good."""
+        """End the attempt on all nodes while they are still connected, then leave permanently."""
         if self.attempt.number < 0:
             return
         self._worlds.end(self._world, now=False, signum=self.stop.signal)
@@ -220,7 +220,7 @@ class JobLead:
 
     @property
     def has_lost_nodes(self) -> bool:
-        """Whether nodes of the last attempt are out of sight, and may have another lead."""
+        """True if nodes of the last attempt are unreachable and may have another lead."""
         return bool(set(self.budget.memory.seats) - set(self.nodes.seats()))
 
     # -- an attempt ----------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class JobLead:
             if isinstance(meeting, Store):
                 self._stores.leave(meeting)
             self._stores.drop_all()
-            # a node that came while ranks were ended has an order to join what is no more
+            # nodes that joined while ranks were ending may still join the old cluster
             self._clusters.drop_all(close=attempt.has_failure)
 
     def _start_ranks(self, number: int, meeting: MeetingPoint) -> None:
@@ -265,8 +265,8 @@ class JobLead:
         self._worlds.send(self._world, order)
 
     async def _open_cluster(self, attempt: Attempt) -> Cluster:
-        """The framework's own processes, on all nodes, before any rank starts."""
-        from windlass.spec.node_resources import NodeSizes  # which most jobs have no need of
+        """Start the framework's own processes on all nodes, before any rank starts."""
+        from windlass.spec.node_resources import NodeSizes  # few jobs need it
 
         plan = self._plan
         sizes = plan.sizes or NodeSizes()
@@ -295,7 +295,7 @@ class JobLead:
         attempt.break_off(verdict)
 
     async def _meet(self, attempt: Attempt) -> MeetingPoint:
-        """Where the ranks meet: in a store of node 0's, if their framework has one, else rank 0 opens it."""
+        """Return the meeting point: a cluster, a store on node 0, or a port at which rank 0 opens a store."""
         framework = self._plan.framework
         loaded = load_framework(framework)
         if loaded.cluster is not None:
@@ -315,7 +315,7 @@ class JobLead:
         return store
 
     async def _watch(self, attempt: Attempt) -> None:
-        """Until all ranks have returned, one has failed, or somebody ends the job."""
+        """Wait until all ranks have returned, one has failed, or the job must stop."""
 
         def is_over() -> bool:
             return attempt.is_done or attempt.has_failure or self.stop.is_asked
@@ -334,7 +334,7 @@ class JobLead:
         self.end(FailureKind.TIMEOUT, f"the job was not done after its time limit of {limit}")
 
     async def _stop_attempt(self, attempt: Attempt) -> Verdict:
-        """End the attempt everywhere at once; the verdict does not wait for the slowest rank."""
+        """End the attempt on all nodes. The final verdict is written before the slowest rank has ended."""
         world = self._world
         why = self.stop.verdict.message if self.stop.verdict else "a rank failed"
         self._status_writer.set_phase(Phase.STOPPING, self._make_verdict(attempt).reason, why)
@@ -350,16 +350,15 @@ class JobLead:
         if not await self._changed.until(lambda: world.is_cleared, timeout_s=limit_s):
             for index in set(world.nodes) - world.cleared:
                 self.lose(index, "it did not stop its ranks", parting=Parting.CUT)
-        last = self._make_verdict(
-            attempt
-        )  # the same, but what became of the others is known by now
+        # the same verdict, but the ends of the other ranks are known now
+        last = self._make_verdict(attempt)
         return last if verdict.rank in (None, last.rank) else verdict
 
     async def _hear_cause(
-        self, attempt: Attempt, is_in_vain: Callable[[], bool], limit_s: float
+        self, attempt: Attempt, is_over: Callable[[], bool], limit_s: float
     ) -> None:
         await attempt.hear_cause(
-            self._changed, lambda: self.stop.is_asked or is_in_vain(), timeout_s=limit_s
+            self._changed, lambda: self.stop.is_asked or is_over(), timeout_s=limit_s
         )
 
     def _make_verdict(self, attempt: Attempt) -> Verdict:
@@ -369,7 +368,10 @@ class JobLead:
         return verdict
 
     def _take_cleared(self, index: int, message: WorldCleared, _body: bytes) -> None:
-        """Ranks that have ended by themselves are still missed if their node is cut off before the others."""
+        """Record that a node has no ranks left, but only while the world is ending.
+
+        Until then, a cut-off node counts as running ranks, even if its ranks have exited.
+        """
         if self._world.is_ending:
             self._worlds.take_cleared(index, message)
 

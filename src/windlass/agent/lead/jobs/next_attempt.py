@@ -1,8 +1,7 @@
-"""The next attempt of a job: whether its budgets allow one, and whether there are nodes enough for it.
+"""Conditions for the next attempt of a job: its budgets, and enough nodes.
 
-Budget is arithmetic on what is remembered of attempts so far; Gathering looks at the nodes, says what it
-waits for, and gives the verdict when there never will be enough. Nothing is started here: when an attempt
-starts or ends is `agent.lead.jobs.job_lead`.
+`Budget` counts attempts and failures. `Gathering` waits for nodes, reports what it waits for, and returns
+a verdict if there will never be enough. `agent.lead.jobs.job_lead` starts and ends attempts.
 """
 
 from __future__ import annotations
@@ -26,42 +25,41 @@ logger = logging.getLogger(__name__)
 
 
 class Budget:
-    """Attempts so far, of this lead and of those before it."""
+    """Counts of attempts and failures, under this lead and earlier ones."""
 
     def __init__(self, plan: Plan, memory: LeadHandover) -> None:
         self._plan = plan
         self.memory = memory
-        self.has_begun = False  # an attempt, under this lead
-        self.told: list[LeadHandover] = []  # what nodes remember of an earlier lead
-        self._deadline: tuple[float, float] | None = (
-            None  # by the wall clock, and by the monotonic one
-        )
+        self.has_begun = False  # True once this lead has started an attempt
+        self.reported: list[LeadHandover] = []  # states of earlier leads, from nodes
+        # by the wall clock, and by the monotonic clock
+        self._deadline: tuple[float, float] | None = None
 
     def hear(self, memory: LeadHandover | None) -> bool:
-        """What a node remembers; whether it is not what this lead has told itself."""
+        """Keep a node's reported state. Return False if it is missing or not newer than this lead's own."""
         own = self.memory.attempt if self.has_begun else -1
         if memory is None or memory.attempt <= own:
             return False
-        self.told.append(memory)
+        self.reported.append(memory)
         return True
 
     def recall(self) -> LeadHandover:
-        """What is known of the last attempt, be it this lead's or another's."""
+        """Return the state of the last attempt, under this lead or another."""
         if not self.has_begun:
-            return choose_memory(self.told, own=self.memory)
-        return max((self.memory, *self.told), key=lambda memory: memory.attempt)
+            return choose_memory(self.reported, own=self.memory)
+        return max((self.memory, *self.reported), key=lambda memory: memory.attempt)
 
     def take_over(self) -> bool:
-        """Go on where another lead stopped; False when there was none, or none that got further."""
+        """Continue from another lead. Return False if there was none, or none that got further."""
         known = self.recall()
-        self.told.clear()
+        self.reported.clear()
         if known.attempt < 0 or known is self.memory:
             return False
         self.memory = known
         return True
 
     def begin(self, timeline: tuple[Moment, ...], seats: Iterable[Seat]) -> int:
-        """Another attempt begins, on these nodes; its number."""
+        """Record the start of an attempt on these nodes and return its number."""
         self.has_begun = True
         deadline = self.memory.deadline_at_s
         if deadline is None and self._plan.timeout_s is not None:
@@ -73,11 +71,11 @@ class Budget:
             timeline=timeline,
             seats=tuple(seats),
         )
-        self.left_s()  # from now on, jumps of the wall clock do not count
+        self.left_s()  # fixes the monotonic deadline, so that later wall-clock jumps have no effect
         return self.memory.attempt
 
     def spend(self, verdict: Verdict) -> bool:
-        """Take what failed out of its budget; whether there is another attempt."""
+        """Charge a failure to its budget. Return False if the budget allows no other attempt."""
         if not self.allows(verdict):
             return False
         memory = self.memory
@@ -90,13 +88,13 @@ class Budget:
         return True
 
     def allows(self, verdict: Verdict) -> bool:
-        """Whether another attempt may follow what failed."""
+        """Return whether the budget allows another attempt after a failure."""
         if verdict.kind is FailureKind.LOST_NODE:
             return self.memory.losses_used < self._plan.node_restarts
         return self.memory.restarts_used < self._plan.restarts
 
     def left_s(self) -> float | None:
-        """Return how much of the job's time limit is left; None without a limit.
+        """Return the remaining seconds of the job's time limit, or None without a limit.
 
         Leads on different machines share the wall clock only. Each counts by its monotonic clock from the
         moment when it learns of the deadline.
@@ -110,7 +108,7 @@ class Budget:
 
 
 class Gathering:
-    """Before each attempt. `end_for_time` ends the job: its time limit is over."""
+    """Wait for enough nodes before each attempt. Calls `end_for_time` when the job's time limit is over."""
 
     def __init__(
         self,
@@ -130,7 +128,7 @@ class Gathering:
         self._status_writer = status_writer
 
     async def wait(self) -> Verdict | None:
-        """Until there are nodes enough for an attempt; a verdict when there never will be."""
+        """Wait until there are enough nodes for an attempt. Return a verdict if there are not."""
         missing = f"{len(self._nodes.missing())} node(s) of {len(self._plan.nodes)}"
         self._status_writer.set_phase(
             Phase.STARTING, names.REASON_WAITING_FOR_NODES, f"waiting for {missing}"
@@ -163,13 +161,13 @@ class Gathering:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether a node is gone, and none will come in its place."""
+        """True if a node is lost and will not be replaced."""
         return bool(self._nodes.lost) and self._plan.node_restarts == 0
 
     def _may_start(self) -> bool:
-        """Whether no other world of this job can be there; if one might, the status says why."""
+        """Return whether no other world of this job can exist. If one might, report why in the status."""
         obstacle = self._find_obstacle()
-        message = f"{obstacle}; the job ends if that lasts for {self._plan.join_timeout_s:g} s"
+        message = f"{obstacle}. The job ends if this lasts for {self._plan.join_timeout_s:g} s"
         if obstacle and self._status_writer.status.conditions[-1].message != message:
             self._status_writer.set_phase(Phase.STARTING, names.REASON_ONE_WORLD, message)
         return not obstacle
@@ -183,7 +181,7 @@ class Gathering:
         )
 
     def _judge_missing(self) -> Verdict:
-        """Why the nodes that are here are not enough."""
+        """Return the verdict that the joined nodes are not enough, with the reason."""
         plan, nodes = self._plan, self._nodes
         timeout = f"within {plan.join_timeout_s:g} s"
         missing = nodes.missing()
@@ -200,5 +198,5 @@ class Gathering:
         else:
             missing = sorted(set(nodes.here()) - set(nodes.prepared()))
             kind, what = FailureKind.START_FAILED, f"did not get the code {timeout}"
-        who = ", ".join(plan.nodes[index].name for index in missing)
-        return make_job_verdict(plan, kind, f"{who} {what}", at_s=time.time(), node=missing[0])
+        late = ", ".join(plan.nodes[index].name for index in missing)
+        return make_job_verdict(plan, kind, f"{late} {what}", at_s=time.time(), node=missing[0])

@@ -1,6 +1,6 @@
-"""What nodes have still to send when the ranks of a job have ended: logs and results.
+"""Logs and results that nodes still have to send after the ranks of a job have ended.
 
-Asks nodes, waits while anything comes, and tells what never came.
+Asks the nodes for them, waits while data arrives, and reports missing results.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from windlass.wire.message import Handlers
 from windlass.wire.messages.jobs import FilesFlushed, FlushFiles
 from windlass.wire.messages.link import FilePiece
 
-_STALL_S = 60.0  # how long nodes may send nothing of what their ranks left
+_STALL_S = 60.0  # how long nodes may send nothing
 
 
 class OwedResults:
-    """The nodes that were asked for what their ranks left, and those that have sent all of it."""
+    """Nodes that were asked for the files of their ranks, and those that have sent all of them."""
 
     def __init__(self, nodes: NodeTable, changed: Changes, status_writer: StatusWriter) -> None:
         self._nodes = nodes
@@ -32,14 +32,14 @@ class OwedResults:
         self.handlers: Handlers = {FilesFlushed: self._take_flushed, FilePiece: self._count_piece}
 
     async def collect(self, attempt: Attempt, *, is_complete: bool) -> None:
-        """Wait for what nodes have still to send, while anything comes.
+        """Wait for the remaining files while data arrives.
 
-        Where all ranks have returned, a node that is gone and owes a result may come back with it.
+        If all ranks have returned (`is_complete`), also wait for lost nodes that have not sent a result.
         """
         owing: set[int] = set()
 
         def is_over() -> bool:
-            self._ask_those_here()
+            self._ask_joined()
             gone = {index for index in self._find_owing(attempt) if index not in self._nodes}
             owing.update(gone if is_complete else ())
             return self._flushed.issuperset(self._nodes.here()) and not (is_complete and gone)
@@ -50,10 +50,10 @@ class OwedResults:
             if await self._changed.until(is_over, timeout_s=_STALL_S):
                 break
         owing.update(set(self._nodes.here()) - self._flushed)
-        self._tell_missing({i: r for i, r in self._find_owing(attempt).items() if i in owing})
+        self._report_missing({i: r for i, r in self._find_owing(attempt).items() if i in owing})
 
-    def _ask_those_here(self) -> None:
-        for index in self._nodes.here():  # also one that has just come back
+    def _ask_joined(self) -> None:
+        for index in self._nodes.here():  # including nodes that have just come back
             if self._asked.get(index) is not self._nodes[index]:
                 self._asked[index] = self._nodes[index]
                 self._flushed.discard(index)
@@ -62,7 +62,7 @@ class OwedResults:
     def _find_owing(self, attempt: Attempt) -> dict[int, list[int]]:
         return find_owing(attempt, self._status_writer.folder)
 
-    def _tell_missing(self, owing: dict[int, list[int]]) -> None:
+    def _report_missing(self, owing: dict[int, list[int]]) -> None:
         for index, ranks in owing.items():
             why = f"sent nothing more for {_STALL_S:g} s" if index in self._nodes else "was lost"
             message = render_missing(self._nodes.plan.nodes[index].name, ranks, why)
@@ -76,7 +76,7 @@ class OwedResults:
 
 
 def find_owing(attempt: Attempt, folder: JobFolder) -> dict[int, list[int]]:
-    """Nodes of this attempt, and those of their ranks whose results are not here."""
+    """Return the ranks of an attempt whose results are missing, by node."""
     if not isinstance(attempt.world.work, Function) or attempt.number < 0:
         return {}
     missing = {
@@ -87,6 +87,6 @@ def find_owing(attempt: Attempt, folder: JobFolder) -> dict[int, list[int]]:
 
 
 def render_missing(node: str, ranks: list[int], why: str) -> str:
-    """What is missing, and why."""
+    """Return the message about missing results of a node."""
     which = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-    return f"the result of {which} is missing: {node} {why} before it had sent it"
+    return f"the result of {which} is missing: {node} {why} before sending it"
