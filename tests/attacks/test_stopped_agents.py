@@ -72,11 +72,11 @@ def test_an_agent_that_wakes_up_late_joins_again(tmp_path):
         ground.start_all()
         follower = ground.agents["1"]
         os.kill(follower.process.pid, signal.SIGSTOP)
-        gone = "has said nothing for 2 s"
+        gone = "has sent nothing for 2 s"
         wait_for(lambda: gone in ground.log("0"), "the lead has given it up", 30)
         wait_for(lambda: "not renewed the lease" in ground.log("1"), "its ranks are ended", 30)
         os.kill(follower.process.pid, signal.SIGCONT)
-        late = "this agent stood still: its lead may have given it up"
+        late = "this agent was unresponsive: its lead may have given it up"
         wait_for(lambda: late in ground.log("1"), "it knows that it is late", 30)
         ground.wait_for_ranks(1, 2, 60)
         finish(ground, ground.agents["0"])

@@ -193,7 +193,7 @@ def test_a_node_that_is_lost_during_a_call_fails_it(profile, has_run):
         await compute.drop(1)
         end = await client.end_of(call)
         assert name_rank(end.verdict) == (FailureKind.LOST_NODE, 1, 1)
-        assert "its link broke" in end.verdict.message
+        assert "its connection broke" in end.verdict.message
         again = client.call(profile)
         assert (await client.hear(CallWaiting, id=again)).what == "waiting for node 1"
         await compute.join(1)

@@ -25,7 +25,7 @@ def test_a_node_joins(tmp_path):
         assert peer.find("has")["files"] == {"attempt-0/rank-1.log": 5}
         node = scene.status_writer.status.nodes[1]
         assert (node.state, node.pid, node.python, node.host) == ("joined", 1, "3.12.1", "rack-7")
-        assert scene.lead.budget.told == [LeadHandover(attempt=3)]
+        assert scene.lead.budget.reported == [LeadHandover(attempt=3)]
         assert scene.lead.nodes.prepared() == [0]
         peer.say("prepared")
         await until(lambda: scene.lead.nodes.prepared() == [0, 1], "node 1 is prepared")
@@ -97,7 +97,7 @@ def test_a_broken_link_is_a_lost_node(tmp_path, caplog):
         await until(lambda: scene.state(1) == "lost", "node 1 is lost")
 
     run_at_door(tmp_path, visit)
-    assert "is gone: its link broke" in caplog.text
+    assert "is gone: its connection broke" in caplog.text
 
 
 def test_a_silent_node_is_lost(tmp_path, monkeypatch, caplog):
@@ -109,7 +109,7 @@ def test_a_silent_node_is_lost(tmp_path, monkeypatch, caplog):
         await until(lambda: peer.has_hung_up, "it was hung up on")
 
     run_at_door(tmp_path, visit)
-    assert "is gone: it has said nothing for 0.2 s" in caplog.text
+    assert "is gone: it has sent nothing for 0.2 s" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ class RankNews:
         }
 
     def take(self, outcome: Outcome, *, exited: bool) -> None:
-        """Record how a rank ended. With `exited`, its process has exited; otherwise the rank reported it."""
+        """Record how a rank ended. With `exited`, its process has exited. Otherwise the rank reported it."""
         attempt = self.attempt
         if attempt.add(outcome, exited=exited) and (exited or outcome.is_failure):
             self._status_writer.set_rank(outcome.rank, state=attempt.outcomes[outcome.rank].state)

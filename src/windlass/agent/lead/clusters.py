@@ -1,8 +1,8 @@
-"""Clusters of a framework's own processes: the first on node 0, to which those of other nodes join.
+"""Clusters of a framework's own processes: the first one is on node 0, and those of other nodes join it.
 
-A node whose process was lost is ordered to join once more, and so is an agent that replaces a lost node. One
-whose process cannot start is not; its error is kept for calls and attempts that wait. Other frameworks have
-stores: `agent.lead.stores`.
+A node whose process was lost is ordered to join again, and so is an agent that replaces a lost node. A node
+whose process cannot start is not. Its error is kept for the calls and attempts that wait for it. Other
+frameworks have stores, which are in `agent.lead.stores`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Member:
 
 
 class _OtherNodes:
-    """Nodes of a cluster beyond node 0, and how far each is. `make_order` makes the order to join."""
+    """Nodes of a cluster beyond node 0, and their state. `make_order` returns the order to join."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class _OtherNodes:
         self._make_order = make_order
         self._wanted = set(indexes)
         self._members: dict[int, _Member] = {}
-        self._lost: set[int] = set()  # those that had been there
+        self._lost: set[int] = set()  # nodes that had joined and lost their process
 
     def want(self, indexes: Iterable[int]) -> None:
-        """Add nodes; those that could not start may try again."""
+        """Add nodes, and let those that could not start try again."""
         self._wanted.update(indexes)
         for index in [index for index, one in self._members.items() if one.error]:
             del self._members[index]
@@ -70,7 +70,7 @@ class _OtherNodes:
                 node.send(self._make_order(index), b"")
 
     def is_settled(self, indexes: Iterable[int]) -> bool:
-        """Return whether each node has joined or reported why it cannot; lost nodes are not waited for."""
+        """Return whether each node has joined or reported an error. Lost nodes do not count."""
         return all(self._is_settled(index) for index in indexes)
 
     def _is_settled(self, index: int) -> bool:
@@ -92,7 +92,7 @@ class _OtherNodes:
         if member is not None:
             member.is_ready, member.error = not message.error, message.error
             member.address = message.address
-            if message.error and index in self._lost:  # nobody waits for it any more
+            if message.error and index in self._lost:  # no call or attempt waits for it any more
                 text = f"{self._nodes.name(index)} is missing: {message.error}"
                 self._status_writer.add_condition("warning", names.REASON_CLUSTER_NODE_LOST, text)
 
@@ -107,12 +107,12 @@ class _OtherNodes:
         if member is not None and member.is_ready:
             del self._members[index]
             self._lost.add(index)
-            message = f"{what} on {self._nodes.name(index)} was lost, and is started again"
+            message = f"{what} on {self._nodes.name(index)} was lost and is restarted"
             self._status_writer.add_condition("warning", names.REASON_CLUSTER_NODE_LOST, message)
             self.check()
 
     def close(self, number: int) -> None:
-        """Close the cluster on these nodes; none joins it any more."""
+        """Close the cluster on these nodes. They do not join it again."""
         for index in self._wanted:
             self._nodes.order(index, CloseStore(number=number))
         self._wanted.clear()
@@ -124,7 +124,7 @@ class Cluster:
 
     number: int
     sizes: NodeSizes
-    secret: str  # that lets nodes and ranks into it
+    secret: str  # lets nodes and ranks connect
     wanted: set[int] = field(default_factory=set)  # nodes that it should have beyond node 0
     port: int | None = None  # None: not known yet
     address: str = ""  # its own, which may differ from its lead's
@@ -147,7 +147,7 @@ class Cluster:
         return None if self.others is None else self.others.find_error()
 
     def describe(self, address: str) -> Meeting:
-        """Return what ranks need to connect; node 0 is at `address` unless it said otherwise."""
+        """Return what ranks need to connect. `address` is used unless the cluster has its own."""
         members = () if self.others is None else (self.address, *self.others.addresses)
         return Meeting(
             address=self.address or address,
@@ -219,7 +219,7 @@ class Clusters:
         return cluster
 
     def _order_ahead(self, framework: str, cluster: Cluster) -> None:
-        """If the port of node 0 is known before it is open, let the other nodes start at the same time."""
+        """Start the other nodes at the same time as node 0 if its port is known in advance."""
         own = load_framework(framework).cluster
         port = 0 if own is None else own.pod_port
         if port and self._pod_address and port not in self._pod_ports_taken:
@@ -272,7 +272,7 @@ class Clusters:
                 cluster.others.check()
 
     def close(self, framework: str) -> None:
-        """End the processes of a cluster; whatever follows opens another."""
+        """End the processes of a cluster. Later calls or attempts open another."""
         cluster = self._clusters.pop(framework)
         self._nodes.order(0, CloseStore(number=cluster.number))
         if cluster.others is not None:
@@ -336,7 +336,8 @@ class Clusters:
         del self._clusters[framework]
         cluster.is_given_up = True
         if own is not None and not cluster.error:
-            # a process may be started again where its node is; what needs one of many has its own ways
+            # On a node that is still here, only the process was killed, and it can be restarted there.
+            # Frameworks that do not need all nodes recover in their own way.
             is_here = own.needs_all and index in self._nodes
             kind = FailureKind.KILLED if is_here else FailureKind.LOST_NODE
             self._lose(cluster, kind, own.other if index else own.first, index)

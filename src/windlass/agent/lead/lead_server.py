@@ -1,9 +1,8 @@
-"""The lead's server: nodes that join, clients that hold a lease, want files or have something to say.
+"""Server of the lead, for nodes that join and clients that hold a lease, read files or send requests.
 
-LeadServer knows who is on which link, who holds a lease and who reads files; what nodes and clients say
-is taken by `agent.lead.lead_links`. EndedJob takes links in its place once a job has ended: it answers
-from what the lead left in the folder, starts nothing and writes nothing. Used by the agent of node 0
-only.
+`LeadServer` keeps track of connections, leases and clients that read files. `agent.lead.lead_links`
+processes the messages of nodes and clients. `EndedJob` replaces the server once a job has ended. It only
+reads the files that the lead wrote. Only the agent of node 0 uses this module.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ if TYPE_CHECKING:
 
 
 READER_SILENCE_S = 60.0
-# a client has to find the lead before it can hold a lease, however short that one is
+# minimum: a client must find the lead before it can hold even a short lease
 _FIRST_HELLO_S = 30.0
-_HEARD_IN_VAIN = (Heartbeat, HoldLease, AllRead)
+_IGNORED = (Heartbeat, HoldLease, AllRead)
 
 
 class LeadServer:
-    """Takes every link to the lead."""
+    """Server for all connections to the lead."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class LeadServer:
     ) -> None:
         self._context = context
         self._lead = lead
-        self._call_server = call_server  # where the nodes take calls
+        self._call_server = call_server  # only on a compute
         self._inputs = inputs
         self._num_leases = 0
         self._had_lease = False
@@ -74,22 +73,22 @@ class LeadServer:
         self._nodes: set[int] = set()
         self._indexes = IndexTable(context.incarnation, context.sight)
         self._local_nodes = LocalNodes(context) if self._replaces_nodes else None
-        self._readers: dict[Link, FolderSender] = {}  # clients that are sent everything
+        self._readers: dict[Link, FolderSender] = {}  # clients that get all files
         self._had_reader = False
-        self._is_read = False  # one of them has everything, the last status included
+        self._is_read = False  # a client has everything, including the final status
         self._reader_came = asyncio.Event()
         self._reader_left = asyncio.Event()
         self._is_closing = False
 
     @property
     def _replaces_nodes(self) -> bool:
-        """True if a node that is lost is replaced by this lead."""
+        """True if this lead replaces lost nodes."""
         context = self._context
         is_job = self._call_server is None
         return is_job and not context.is_pod and context.plan.node_restarts > 0
 
     async def take(self, link: Link, hello: Hello, _frames: AsyncIterator[Frame]) -> None:
-        """One peer, until it hangs up."""
+        """Serve one peer until it disconnects."""
         self._links.add(link)
         heart = asyncio.ensure_future(beat(link))
         try:
@@ -106,7 +105,7 @@ class LeadServer:
             self._links.discard(link)
 
     def _give_index(self, link: Link, hello: Hello) -> None:
-        """An agent that has no index asks for one; it comes back with it, or asks again."""
+        """Offer an agent an index. It reconnects with the index, or asks again if it got none."""
         self._indexes.hear_of_lead(hello.last_lead)
         indexes = itertools.takewhile(self._lead.nodes.knows, itertools.count(1))
         self._tell_index(link, self._indexes.give(hello.asks_index, indexes))
@@ -115,7 +114,7 @@ class LeadServer:
         link.send(GiveIndex(index=index, lead=self._context.incarnation))
 
     def _has_index(self, link: Link, index: int, hello: Hello) -> bool:
-        """Whether `index` is this agent's, where indexes are given out."""
+        """Return whether an agent holds `index`. True if the lead does not assign indexes."""
         if not hello.says("agent"):
             return True
         self._indexes.hear_of_lead(hello.last_lead)
@@ -129,27 +128,29 @@ class LeadServer:
             raise ProtocolError(f"there is no node {index} in this job")
         if not self._has_index(link, index, hello):
             return
-        # also while it leaves: its ranks may still be running
+        # a leaving node counts, because its ranks may still be running
         if index in self._nodes:
-            raise ProtocolError(f"node {index} is here already", hint="it ends first")
+            raise ProtocolError(
+                f"node {index} is here already", hint="wait until its other agent has ended"
+            )
         self._nodes.add(index)
         node = NodeLink(
             self._context, self._lead, self._call_server, link, index, self._local_nodes
         )
-        why = "its link broke"
+        why = "its connection broke"
         link.watch(self._context.silence_s)
         try:
             await link.listen(node.take)
             if link.is_silent:
-                why = f"it has said nothing for {self._context.silence_s:g} s"
+                why = f"it has sent nothing for {self._context.silence_s:g} s"
             if self._context.is_pod and not self._is_closing:
-                link.cut()  # in order only at the end: a node takes that for the end of its lead
+                link.cut()  # to the node, an orderly close means that its lead has ended
         except ProtocolError as error:
             why = error.message
             raise
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            why = f"it said something malformed: {error!r}"
-            raise ProtocolError(f"node {index} said something malformed: {error!r}") from error
+            why = f"it sent a malformed message: {error!r}"
+            raise ProtocolError(f"node {index} sent a malformed message: {error!r}") from error
         finally:
             node.close()
             self._nodes.discard(index)
@@ -180,7 +181,7 @@ class LeadServer:
                 self._readers[link] = FolderSender(link, sender)
                 self._had_reader = True
                 self._reader_came.set()
-                link.watch(READER_SILENCE_S)  # one that reads files beats
+                link.watch(READER_SILENCE_S)  # clients that read files send heartbeats
             await link.listen(client.take)
         finally:
             client.close()
@@ -194,14 +195,14 @@ class LeadServer:
     # -- leases --------------------------------------------------------------------------------
 
     def _change_leases(self, by: int) -> None:
-        if not by:  # a client that only looks, as `ls` does, must not restart the wait for an owner
+        if not by:  # a client without a lease, such as `ls`, must not restart the wait for an owner
             return
         self._num_leases += by
         self._had_lease |= by > 0
         self._lease_changed.set()
 
     def hold_until_closed(self, client: socket.socket) -> None:
-        """A lease from birth: the client keeps this open until it has said hello."""
+        """Hold a lease until `client` closes. The client keeps it open until it has connected."""
         self._change_leases(1)
 
         def closed() -> None:
@@ -212,7 +213,7 @@ class LeadServer:
         asyncio.get_running_loop().add_reader(client.fileno(), closed)
 
     async def watch_lease(self) -> None:
-        """An attached job ends when nobody has held a lease on it for a while."""
+        """End an attached job after a time in which no client holds its lease."""
         plan = self._context.plan
         while not plan.detach:
             self._lease_changed.clear()
@@ -231,7 +232,7 @@ class LeadServer:
     # -- the end -------------------------------------------------------------------------------
 
     async def serve_readers(self, *, first_s: float, again_s: float, idle_timeout_s: float) -> None:
-        """Wait until a client has read everything; one that lost its connection may reconnect.
+        """Wait until a client has read everything. A client that lost its connection may reconnect.
 
         `first_s` limits the wait for the first client, `again_s` for one that disconnected too soon.
         """
@@ -244,7 +245,7 @@ class LeadServer:
                 except asyncio.TimeoutError:
                     return
             await self.wait_for_readers(idle_timeout_s=idle_timeout_s)
-            if self._readers:  # and nothing moves
+            if self._readers:  # they are stalled
                 return
         await self.wait_for_readers(idle_timeout_s=idle_timeout_s)
 
@@ -271,13 +272,13 @@ class LeadServer:
 
 
 class EndedJob:
-    """Takes links as the lead's own server does."""
+    """Server for connections after the job has ended."""
 
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder
 
     async def take(self, link: Link, hello: Hello, _frames: AsyncIterator[Frame]) -> None:
-        """One peer, until it hangs up."""
+        """Serve one peer until it disconnects."""
         if hello.role == NODE:
             link.send(EndAgent())
             return
@@ -294,7 +295,9 @@ class EndedJob:
     def _take(self, link: Link, frame: Frame) -> None:
         is_known = frame.type in CLIENT_TO_LEAD.kinds
         message = CLIENT_TO_LEAD.read(frame.header) if is_known else None
-        if isinstance(message, CancelJob):  # there is nothing left to end
+        if isinstance(message, CancelJob):  # the job has already ended
             link.send(Heard())
-        elif not isinstance(message, _HEARD_IN_VAIN):
-            raise ProtocolError("the job has ended", hint="its status, logs and results are kept")
+        elif not isinstance(message, _IGNORED):
+            raise ProtocolError(
+                "the job has ended", hint="its status, logs and results can still be read"
+            )

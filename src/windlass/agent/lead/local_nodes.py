@@ -39,7 +39,7 @@ class LocalNodes:
             processes.kill(pid, signal.SIGKILL)
 
     def replace(self, index: int) -> None:
-        """Start another agent for a node. Logs a failed start; the lead then keeps waiting for the node."""
+        """Start another agent for a node. If that fails, log it, and the lead keeps waiting for the node."""
         context = self._context
         log = context.folder.agent_log(index)
         order = StartNode(

@@ -1,7 +1,7 @@
-"""What the lead knows of a job, and the status file everyone reads it from.
+"""Status of a job in the lead, and the status file that clients read.
 
-The lead writes on it as things happen; it is put on disk at once when a phase changes, else at most ten
-times a second. It decides nothing.
+The lead updates it after every event. The file is written immediately when the phase changes, and
+otherwise at most ten times a second. This module makes no decisions.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ logger = logging.getLogger(__name__)
 
 _EVERY_S = 0.1
 _RESERVE_BYTES = 32 << 10
-_MAX_METRICS = 256  # of a rank: everybody reads the status, again and again
+_MAX_METRICS = 256  # per rank, because clients read the status file often
 _MAX_CONDITIONS = 500
 
 
 class _RankReports:
-    """What one rank reported in this attempt: its step, and each metric with the step it is of."""
+    """Reports of one rank in this attempt: its step, and each metric with its step."""
 
     def __init__(self) -> None:
         self.step: int | None = None
@@ -57,7 +57,7 @@ class _RankReports:
 
 
 class StatusWriter:
-    """A JobStatus that is replaced as the job goes on."""
+    """Writer of the job status. `status` is replaced at every change."""
 
     def __init__(self, plan: Plan, folder: JobFolder) -> None:
         self._plan = plan
@@ -74,14 +74,14 @@ class StatusWriter:
         return self._folder
 
     def resize(self, plan: Plan) -> None:
-        """The nodes there are from now on; what is known of those that stay, stays."""
+        """Change the nodes to those of `plan`. Nodes that stay keep their status."""
         self._plan = plan
         known = {node.index: node for node in self.status.nodes}
         nodes = tuple(known.get(n.index) or n for n in make_first_status(plan).nodes)
         self._set(nodes=nodes, num_nodes=len(nodes), num_ranks=plan.num_ranks)
 
     def set_phase(self, phase: Phase, reason: str, message: str) -> None:
-        """A new phase: a condition with the reason, on disk at once."""
+        """Set the phase, add a condition with the reason, and write the file immediately."""
         condition = Condition(type=phase.value, reason=reason, message=message, since_s=time.time())
         ended_at_s = time.time() if phase.is_final else None
         self._set(
@@ -90,7 +90,7 @@ class StatusWriter:
         self.write()
 
     def add_condition(self, kind: str, reason: str, message: str) -> None:
-        """Something worth knowing that changes no phase; said once."""
+        """Add a condition that does not change the phase. Repeated conditions are ignored."""
         known = self.status.conditions
         if len(known) >= _MAX_CONDITIONS or (reason, message) in (
             (c.reason, c.message) for c in known
@@ -100,7 +100,7 @@ class StatusWriter:
         self._set(conditions=(*self.status.conditions, condition))
 
     def mark(self, name: MomentName, at_s: float | None = None) -> None:
-        """The first time something happened."""
+        """Record the time of an event in the timeline. Only its first occurrence counts."""
         if all(moment.name != name for moment in self.status.timeline):
             moments = (*self.status.timeline, Moment(name=name, at_s=at_s or time.time()))
             self._set(timeline=tuple(sorted(moments, key=lambda moment: moment.at_s)))
@@ -116,7 +116,7 @@ class StatusWriter:
         self._set(ranks=tuple(ranks))
 
     def start_attempt(self, attempt: int, world: Plan) -> None:
-        """A new generation of ranks, on the nodes of `world`."""
+        """Start a new generation of ranks, on the nodes of `world`."""
         self._forget_progress()
         ranks = make_ranks(world)
         self._set(attempt=attempt, ranks=ranks, num_ranks=len(ranks))
@@ -130,7 +130,7 @@ class StatusWriter:
         self._set(progress=Progress())
 
     def keep_world(self, attempt: int, world: Plan) -> None:
-        """Which node ran which rank, for readers of an attempt that lacked some nodes."""
+        """Save which node runs which rank, for readers of an attempt that lacks some nodes."""
         try:
             self._folder.make_attempt(attempt)
             write_atomically(self._folder.world(attempt), render_world(world))
@@ -138,7 +138,7 @@ class StatusWriter:
             logger.warning("world of attempt %s: %s", attempt, error)
 
     def restore(self, history: tuple[Verdict, ...], timeline: tuple[Moment, ...]) -> None:
-        """What an earlier lead had written; what this one saw later stays."""
+        """Restore the history and timeline of an earlier lead. New events of this lead stay."""
         known = {moment.name for moment in timeline}
         later = [moment for moment in self.status.timeline if moment.name not in known]
         moments = sorted((*timeline, *later), key=lambda moment: moment.at_s)
@@ -153,7 +153,7 @@ class StatusWriter:
         self.write()
 
     def report(self, report: RankReport) -> None:
-        """A rank's report: its step, and the progress of all of them."""
+        """Record a rank's report, and update its step and the progress of the attempt."""
         rank, step = report.rank, report.step
         if not 0 <= rank < len(self.status.ranks):
             return
@@ -214,7 +214,7 @@ class StatusWriter:
             self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self.write)
 
     def write(self) -> None:
-        """Put the status on disk; a full disk is survived, and tried again with the next change."""
+        """Write the status file. A failure is logged, and the next change retries."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -229,7 +229,7 @@ class StatusWriter:
             self._folder.reserve.unlink(missing_ok=True)
 
     def _keep_reserve(self) -> None:
-        """Take the room for the last word now: a full disk must not make a verdict untrue."""
+        """Reserve disk space for the final status, so that a full disk cannot lose the verdict."""
         size = _RESERVE_BYTES + 2 * len(render_status(self.status))
         with contextlib.suppress(OSError):
             write_atomically(self._folder.reserve, b"\n" * size)

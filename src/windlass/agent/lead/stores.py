@@ -1,12 +1,12 @@
-"""Stores in which ranks find each other: opened on node 0, or by rank 0 at a port that is held for it.
+"""Stores in which ranks find each other, opened on node 0 or by rank 0 at a port held for it.
 
-A store serves the ranks of one attempt, or all worlds of a compute. A framework with processes of its own
-has a cluster in place of a store: `agent.lead.clusters`.
+A store serves the ranks of one attempt, or all worlds of a compute. A framework with its own processes
+has a cluster instead of a store. See `agent.lead.clusters`.
 
-Where rank 0 opens the store itself, the lead binds a free port with SO_REUSEADDR and does not listen.
-While it is held the kernel gives the port to no process that asks for any free one; but rank 0, whose
-store asks for it by number and with SO_REUSEADDR too, gets it. So there is no moment at which a neighbour
-can take it.
+If rank 0 opens the store itself, the lead binds a free port with SO_REUSEADDR and does not listen. While
+the lead holds the port, the kernel gives it to no process that asks for any free port. Rank 0 can still
+bind it, because its store asks for it by number and with SO_REUSEADDR. No other process can take it in
+between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_CALLS = 500
 
 @dataclass(slots=True)
 class HeldPort:
-    """A port that is ours until `release`."""
+    """Port that this process holds until `release`."""
 
     number: int
     _socket: socket.socket
@@ -73,13 +73,13 @@ class Store:
 
     number: int
     port: int | None = None  # None: not known yet
-    held: HeldPort | None = None  # where there is no store
+    held: HeldPort | None = None  # if rank 0 opens the store
     num_calls: int = 0
     is_shared: bool = False  # by all worlds of a compute
 
     @property
     def has_store(self) -> bool:
-        """True if node 0 serves it; False if rank 0 opens one."""
+        """True if node 0 serves the store, and False if rank 0 opens one."""
         return self.held is None
 
     def describe(self, address: str) -> Meeting:
@@ -93,14 +93,14 @@ class Store:
 
 
 class Stores:
-    """One store for each framework; renewed when much was left in it."""
+    """One store for each framework. A store is replaced after many calls, because data accumulates in it."""
 
     def __init__(self, plan: Plan, address: str, nodes: NodeTable) -> None:
         self.address = plan.master_addr or address or LOOPBACK  # of node 0, for ranks
         self._wanted_port = plan.master_port
         self._nodes = nodes
         self._stores: dict[str, Store] = {}  # by framework
-        self._held: set[int] = set()  # ports that wait for a rank 0
+        self._held: set[int] = set()  # ports held for a rank 0
 
     def find(self, framework: str) -> Store | None:
         """Return the store of a framework, open or about to be."""
@@ -109,7 +109,7 @@ class Stores:
     def open(
         self, framework: str, number: int, preload: Sequence[str] = (), *, is_shared: bool = False
     ) -> None:
-        """Order the store of a framework, which is made of what is in `preload`."""
+        """Order node 0 to open the store of a framework, from the modules in `preload`."""
         order = OpenStore(
             number=number,
             framework=framework,
@@ -121,7 +121,7 @@ class Stores:
             self._stores[framework] = Store(number, is_shared=is_shared)
 
     def close(self, framework: str) -> None:
-        """Close a store; whatever follows opens another."""
+        """Close a store. Later calls or attempts open another."""
         self._nodes.order(0, CloseStore(number=self._stores[framework].number))
         self._release(self._stores.pop(framework))
 
@@ -159,7 +159,7 @@ class Stores:
             self._held.discard(store.held.number)
 
     def _prefer_port(self) -> int:
-        """The usual port, unless it is held for another: a rank that asks for its number would get it."""
+        """Return the wanted port, or 0 if it is held, because any rank that asks for it would get it."""
         return self._wanted_port if self._wanted_port not in self._held else 0
 
     def take_ready(self, message: StoreReady) -> None:

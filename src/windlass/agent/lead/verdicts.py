@@ -185,7 +185,7 @@ def signal_name(number: int) -> str:
 
 
 class StopRequest:
-    """Request to stop everything. The first reason counts; a later request may only demand more speed."""
+    """Request to stop everything. The first reason counts. Later requests can only make it immediate."""
 
     def __init__(self) -> None:
         self.verdict: Verdict | None = None

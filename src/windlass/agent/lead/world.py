@@ -43,7 +43,7 @@ class World:
     slot: str = ""  # slot that keeps it, or empty if it serves one call
     instance: str = ""  # ID of the object that lives in it
     version: str = ""  # version of the project at its last call
-    meeting: MeetingPoint | None = None  # where its ranks meet; set before its first call
+    meeting: MeetingPoint | None = None  # where its ranks meet, set before its first call
     met: MeetingPoint | None = None  # the meeting point last sent to its ranks
     is_alive: bool = True
     is_ending: bool = False
@@ -118,7 +118,7 @@ class WorldTable:
     def send(self, world: World, order: Message, body: bytes = b"") -> None:
         """Send an order to the nodes that have ranks.
 
-        Node 0 goes last; otherwise its ranks compete for CPU and delay the other sends.
+        Node 0 goes last. Otherwise its ranks compete for CPU and delay the other sends.
         """
         for index in reversed(world.rank_nodes):
             self._nodes.order(index, order, body)
