@@ -57,7 +57,7 @@ def test_an_app_that_runs_is_replaced_only_when_asked(local, project):
     first = local("deploy", "stay.py").out.split()[2]
     refused = local("deploy", "stay.py")
     assert refused.code == 2
-    assert f"the app stay runs already, as {first}" in refused.err
+    assert f"the app stay is already running as {first}" in refused.err
     second = local("deploy", "stay.py", "--replace").out.split()[2]
     assert second != first
     assert local("cancel", second).code == 0
@@ -157,7 +157,7 @@ def run_python(path):
         (
             APPS,
             "bad.py::tow",
-            "holds no decorated function, class or app 'tow'",
+            "has no decorated function, class or app 'tow'",
             "did you mean two?",
         ),
         ("x = (\n", "bad.py", "bad.py, line 1: '(' was never closed", "correct that line"),
@@ -168,7 +168,7 @@ def run_python(path):
             "__main__",
         ),
         ("import sys\nsys.exit(3)\n", "bad.py", "bad.py, line 2, raised SystemExit: 3", "__main__"),
-        ("", "sys.py", "has the name of a module that is loaded already", "another name"),
+        ("", "sys.py", "has the name of a module that is already loaded", "rename the script"),
         ("", "a.b.py", "'a.b' is not the name of a module", "rename it"),
         (None, "none.py", "there is no script none.py", ""),
     ],

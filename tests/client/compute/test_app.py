@@ -157,11 +157,13 @@ def test_one_of_a_name_runs_at_a_time(deploy, tmp_path):
     os.mkfifo(fifo)
     app = kt.app(name="only", cli_command=f"cat {fifo}")
     first = deploy(app)
-    with pytest.raises(kt.SpecError, match=f"the app only runs already, as local://{first.id}"):
+    with pytest.raises(
+        kt.SpecError, match=f"the app only is already running as local://{first.id}"
+    ):
         kt.app(name="only", cli_command="true").deploy()
     second = deploy(kt.app(name="only", cli_command="true"), replace=True)
     assert first.status().phase.value == "cancelled"
-    assert first.verdict().message == "only is deployed anew"
+    assert first.verdict().message == "only is deployed again"
     assert second.wait(60).phase.value == "succeeded"
     third = deploy(kt.app(name="only", cli_command="true"))  # the second has ended
     assert third.wait(60).phase.value == "succeeded"

@@ -107,12 +107,12 @@ def test_weights_and_biases(tmp_path):
     environ = {"HOME": str(tmp_path)}
     netrc = tmp_path / ".netrc"
     netrc.write_text("machine example.org login a password b\ndefault login c password d\n")
-    with pytest.raises(wl.SpecError, match="looked for WANDB_API_KEY and for"):
+    with pytest.raises(wl.SpecError, match="found in WANDB_API_KEY or"):
         resolve("wandb", environ=environ)
     netrc.write_text(f"machine api.wandb.ai\n  login user\n  password {VALUE}\n")
     assert resolve("wandb", environ=environ).hidden == {"WANDB_API_KEY": VALUE}
     own = {**environ, "WANDB_BASE_URL": "https://wandb.example.org:8080"}
-    with pytest.raises(wl.SpecError, match="no secret of Weights & Biases is here"):
+    with pytest.raises(wl.SpecError, match="no Weights & Biases credentials found"):
         resolve("wandb", environ=own)
     assert resolve("wandb", environ={**own, "WANDB_API_KEY": "k"}).hidden == {
         "WANDB_API_KEY": "k",
@@ -122,9 +122,7 @@ def test_weights_and_biases(tmp_path):
 
 def test_aws(tmp_path):
     environ = {"HOME": str(tmp_path), "AWS_REGION": "eu-west-1"}
-    with pytest.raises(
-        wl.SpecError, match=r"AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and for .*\.aws"
-    ):
+    with pytest.raises(wl.SpecError, match=r"AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or .*\.aws"):
         resolve("aws", environ=environ)
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "credentials").write_text(
@@ -157,23 +155,23 @@ def test_aws(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: wl.Secret(), "one name or one provider"),
-        (lambda: wl.Secret("a", name="b"), "one name or one provider"),
+        (lambda: wl.Secret(), "exactly one name or provider"),
+        (lambda: wl.Secret("a", name="b"), "exactly one name or provider"),
         (lambda: wl.Secret(provider="huggingfce"), "did you mean hf?"),
         (lambda: wl.Secret(provider="wndb"), "did you mean wandb?"),
-        (lambda: wl.Secret("hf", key="k"), "takes no key"),
+        (lambda: wl.Secret("hf", key="k"), "does not accept key"),
         (lambda: wl.Secret(name="A B"), "'A B' is not the name of a Secret"),
-        (lambda: wl.Secret(name="db", env="A"), "which key of db shall be A?"),
+        (lambda: wl.Secret(name="db", env="A"), "env='A' needs a key of the Secret db"),
         (lambda: wl.Secret(name="db", key="a.b"), 'env="VARIABLE"'),
         (lambda: wl.Secret(name="db", key="k", env="RANK"), "'RANK' cannot be set"),
-        (lambda: wl.Secret(name="db", key="k", mount_path="/x"), "files and variables at once"),
+        (lambda: wl.Secret(name="db", key="k", mount_path="/x"), "both files and variables"),
         (lambda: wl.Secret(name="db", mount_path="x"), "not an absolute path"),
         (lambda: wl.Secret(name="db", mount_path="/etc"), "is taken already"),
         (lambda: wl.Secret.from_env([]), "at least one variable"),
         (lambda: wl.Secret.from_env([3]), "3 is not a name"),
         (lambda: wl.Secret.from_file("x", env="A-B"), "is not a name"),
         (lambda: wl.Secret.from_file("x", mount_path="/x"), "kubectl create secret generic"),
-        (lambda: wl.Secret.read(3), "a secret cannot be a int"),
+        (lambda: wl.Secret.read(3), "a secret must be a string or a Secret, not int"),
     ],
 )
 def test_what_makes_no_secret(make, message):
@@ -200,7 +198,7 @@ def test_files_that_hold_no_secret(tmp_path):
     with pytest.raises(wl.SpecError, match="is not text"):
         resolve(wl.Secret.from_file(tmp_path / "binary", env="A"))
     (tmp_path / "large").write_bytes(b"x" * 300_000)
-    with pytest.raises(wl.SpecError, match="too many for a secret"):
+    with pytest.raises(wl.SpecError, match="too large for a secret"):
         resolve(wl.Secret.from_file(tmp_path / "large", env="A"))
 
 

@@ -82,7 +82,9 @@ def test_one_node_at_a_time_is_not_for_several():
     ) as caught:
         make(access_mode="RWO").check_nodes(2)
     assert "ReadWriteMany" in caught.value.hint
-    with pytest.raises(wl.SpecError, match="one pod can mount it at a time, and 3 nodes"):
+    with pytest.raises(
+        wl.SpecError, match="only one pod can mount it at a time, but the compute has 3 nodes"
+    ):
         make(access_mode="RWOP").check_nodes(3)
 
 
@@ -97,7 +99,7 @@ def test_ranks_find_it_by_name(monkeypatch, tmp_path):
 
 def test_a_home_that_cannot_hold_it(tmp_path):
     (tmp_path / "volumes").write_text("in the way")
-    with pytest.raises(wl.EngineError, match="cannot make the folder of volume data"):
+    with pytest.raises(wl.EngineError, match="cannot create the folder of volume data"):
         make().local_folder(tmp_path)
 
 
@@ -106,7 +108,7 @@ def test_a_claim_is_made_once_and_stays(space):
     vol = make(name=f"vol-{secrets.token_hex(3)}")
     try:
         (said,) = vol.ensure(space.api, 2)
-        assert said.startswith(f"made the claim {vol.name}, 1Gi")
+        assert said.startswith(f"created the claim {vol.name}, 1Gi")
         claim = space.api.get(PVCS, vol.name)
         assert "ownerReferences" not in claim["metadata"]
         assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
@@ -132,7 +134,7 @@ def test_claims_that_cannot_be_used_are_refused(space):
     assert not [c for c in space.api.list(PVCS) if c["metadata"]["name"] == name]
     try:
         alone.ensure(space.api, 1)
-        with pytest.raises(wl.SpecError, match="is there as ReadWriteOnce") as caught:
+        with pytest.raises(wl.SpecError, match="exists as ReadWriteOnce") as caught:
             make(name=name).ensure(space.api, 2)
         assert "under another name" in caught.value.hint
         (said,) = make(name=name).ensure(space.api, 1)

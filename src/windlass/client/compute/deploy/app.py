@@ -1,9 +1,9 @@
-"""app: a command, run once on every node, so that a bare `torchrun` line forms one world.
+"""app: a command that runs once on every node, so that a plain `torchrun` command forms one world.
 
     app = wl.app(name="ddp", cli_command="torchrun --nproc_per_node=8 train.py", gpus=8, replicas=4)
     app.deploy().wait()
 
-Nothing starts when an app is made. What it becomes is a detached job like any other, found again by its name.
+Creating an app starts nothing. `deploy` makes it a detached job, which is found again by its name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from windlass.client.keyword_types import AppKeywords
 
-# what only a shell understands; words in quotes mean the same to it as to us
+# syntax that only a shell understands (it reads quoted words as shlex does)
 _SHELL = re.compile(r"[|&;<>()$`*?~\n]|\A\s*\w+=")
 
 
@@ -57,17 +57,18 @@ def app(
     engine: str = "",
     **keywords: Unpack[AppKeywords],
 ) -> App:
-    """A command that `deploy` starts on a number of nodes, once on each.
+    """Make an app from a command, which `deploy` starts once on each of a number of nodes.
 
-    On each node NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT are set, and what torchrun
-    takes its flags from: PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE, PET_MASTER_ADDR, PET_MASTER_PORT.
+    On each node NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT are set. The variables that
+    torchrun takes its flags from are set too: PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE, PET_MASTER_ADDR
+    and PET_MASTER_PORT.
 
-    cli_command: the command, as it would be typed.
-    name: the app's name; empty: the program's.
-    replicas: how many nodes; None: as many as the command says, else one.
-    procs: the processes that a torchrun line starts on each node; None: one per GPU, else one.
+    cli_command: the command, as typed in a shell.
+    name: the app's name (default: the program's).
+    replicas: number of nodes (default: the number in the command, or 1).
+    procs: processes that a torchrun command starts on each node (default: one per GPU, or 1).
     gpus: GPUs per node.
-    engine: what provides the nodes; empty: a cluster if there is one, else local.
+    engine: engine that provides the nodes (default: a cluster if there is one, else local).
     """
     if "inactivity_ttl" in keywords:
         raise SpecError(
@@ -90,7 +91,7 @@ def app(
 
 
 class App:
-    """A command and the nodes that it runs on: what `wl.app` returns."""
+    """Command and the nodes it runs on, returned by `wl.app`."""
 
     def __init__(
         self,
@@ -114,21 +115,21 @@ class App:
         return f"App({self.name!r}, {shlex.join(self.argv)!r}, replicas={self.replicas})"
 
     def deploy(self, *, replace: bool = False) -> Job:
-        """Start it and return its job.
+        """Start the app and return its job.
 
-        replace: first end the app of the same name that still runs.
+        replace: first end a running app of the same name.
         """
         wanted = self._decide()
         running = self._find(wanted.engine, is_running=True)
         if running is not None and not replace:
             raise SpecError(
-                f"the app {self.name} runs already, as {running.ref}",
+                f"the app {self.name} is already running as {running.ref}",
                 hint=f"app.deploy(replace=True) ends it first; windlass cancel {running.id} ends it",
             )
         prepared = self._prepare(wanted)
         wanted.ensure_volumes(self.replicas)
         if running is not None:
-            running.cancel(why=f"{self.name} is deployed anew")
+            running.cancel(why=f"{self.name} is deployed again")
             running.wait(END_S, say=lambda _: say(f"waiting for {running.id} to end"))
         self._job = prepared.start(hidden=wanted.hidden)
         where = wanted.where
@@ -138,7 +139,7 @@ class App:
 
     @property
     def job(self) -> Job:
-        """Its job: the one that was deployed here, else the newest of its name."""
+        """Job that was deployed by this process, else the newest job of its name."""
         if self._job is None:
             self._job = self._find(self._decide().engine, is_running=False)
         if self._job is None:
@@ -146,7 +147,7 @@ class App:
         return self._job
 
     def status(self) -> JobStatus:
-        """What is known now: phase, nodes, verdict."""
+        """Return the current status: phase, nodes and verdict."""
         return self.job.status()
 
     def logs(
@@ -159,14 +160,14 @@ class App:
         since: float | None = None,
         grep: str | None = None,
     ) -> Iterator[LogLine]:
-        """What it printed, line by line, in order.
+        """Return an iterator over its output lines, in order.
 
-        follow: go on with new lines until it has ended.
-        rank: of this rank only.
-        node: of this node only.
-        attempt: of this attempt only; None: of all.
-        since: from this Unix time on.
-        grep: only lines that this regular expression matches.
+        follow: keep following new lines until the app ends.
+        rank: only lines of this rank.
+        node: only lines of this node.
+        attempt: only lines of this attempt (default: all attempts).
+        since: only lines from this Unix time on.
+        grep: only lines that match this regular expression.
         """
         return self.job.logs(
             follow=follow, rank=rank, node=node, attempt=attempt, since=since, grep=grep
@@ -175,15 +176,15 @@ class App:
     def wait(self, timeout_s: float | None = None) -> JobStatus:
         """Wait until the command has ended on every node, and return the status.
 
-        timeout_s: raise WaitTimeout after so many seconds, while the app goes on; None: wait for ever.
+        timeout_s: raise WaitTimeout after this many seconds, but let the app run (default: no limit).
         """
         return self.job.wait(timeout_s)
 
     def cancel(self, *, now: bool = False, why: str = "", interrupt: bool = False) -> None:
-        """End it: the command gets SIGTERM on every node, and SIGKILL after the grace.
+        """End the app. The command gets SIGTERM on every node, and SIGKILL after the grace period.
 
-        now: kill at once.
-        why: what the verdict says.
+        now: kill it immediately.
+        why: reason for the verdict.
         interrupt: send SIGINT first, as Ctrl-C does.
         """
         self.job.cancel(now=now, why=why, interrupt=interrupt)
@@ -198,10 +199,10 @@ class App:
         argv = self._find_command(cwd, is_here=not wanted.has_pods)
         launcher = find_launcher(argv)
         asked = self._procs or wanted.settings.procs or 0
-        says_so = launcher is not None and launcher.num_procs is not None
-        # one process per GPU, unless the line says how many
+        has_number = launcher is not None and launcher.num_procs is not None
+        # one process per GPU, unless the command sets the number
         work = Command(
-            argv=argv, procs=asked or (0 if says_so else int(self._keywords["gpus"] or 0))
+            argv=argv, procs=asked or (0 if has_number else int(self._keywords["gpus"] or 0))
         )
         settings = make_other(
             wanted.settings,
@@ -215,11 +216,11 @@ class App:
         return prepare_target(target, settings, cwd=cwd, detach=True, pod=wanted.pod, root=root)
 
     def _make_env(self, wanted: Wanted) -> dict[str, str]:
-        """Variables that the user's own win over: the steps of the image."""
+        """Return default variables, such as the image's steps. The user's take precedence."""
         return {names.STEPS: json.dumps(to_json(wanted.steps))} if wanted.steps else {}
 
     def _find(self, engine: Engine, *, is_running: bool) -> Job | None:
-        """The newest job of this name, or the one that runs."""
+        """Return the newest job of this name, or only a running one if `is_running`."""
         for ref in engine.jobs():
             # a compute may have the same name
             if is_made_from(ref.job_id, self.name) and isinstance(engine.plan(ref).work, Command):
@@ -235,25 +236,27 @@ class App:
         folder = self._root() / (self._keywords.get("working_dir") or "")
         if not folder.is_dir():
             raise SpecError(
-                f"there is no folder {folder}", hint="working_dir= is seen from root=, or from here"
+                f"there is no folder {folder}",
+                hint="working_dir= is relative to root=, or to the current folder",
             )
         return folder
 
     def _find_command(self, cwd: Path, *, is_here: bool) -> tuple[str, ...]:
-        """The words, with a program that is on this machine if the nodes are."""
+        """Return the command. On local nodes, its program must be on this machine."""
         program = self.argv[0]
         if not is_here or shutil.which(program) or (cwd / program).is_file():
             return self.argv
+        # the folder of this Python: a virtual environment need not be on the PATH
         beside = shutil.which(program, path=str(Path(sys.executable).parent))
-        if beside is None:  # a virtual environment need not be on the PATH
+        if beside is None:
             raise SpecError(
-                f"there is no command {program!r} here", hint="install it, or write its whole path"
+                f"there is no command {program!r} here", hint="install it, or give its full path"
             )
         return (beside, *self.argv[1:])
 
 
 def _split(command: str) -> tuple[str, ...]:
-    """A command as words; one that needs a shell gets one."""
+    """Split a command into words, or wrap it in a shell if it needs one."""
     given: object = command
     if not isinstance(given, str):
         raise SpecError(
@@ -265,7 +268,7 @@ def _split(command: str) -> tuple[str, ...]:
 
 
 def _count_nodes(command: str, replicas: int | None) -> int:
-    """How many nodes: as asked, else as the command says."""
+    """Return `replicas`, else the number of nodes in the command."""
     if replicas is None:
         limits = read_num_nodes(command)
         return limits.max if limits else 1

@@ -1,12 +1,12 @@
-"""@compute and @distribute: a function or class that says itself where it runs.
+"""@compute and @distribute: decorators that set where a function or class runs.
 
     @wl.compute(gpus=8)
     @wl.distribute(framework="pytorch", workers=2)
     def train(): ...
 
-Nothing starts when a module is imported: `windlass deploy` or `.deploy()` brings it up. To call it is then to
-call the remote one: as it was deployed, or, in the process that deployed it, as it is now. `.local(...)` runs
-it here. Inside ranks decorators leave what they decorate as it is.
+Importing a module starts nothing: `windlass deploy` or `.deploy()` does. Afterwards a call runs the deployed
+version, or the current one in the process that deployed it. `.local(...)` runs it in this process. Inside
+ranks the decorators return their targets unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """What decorators said: keywords of Compute and of `.distribute`; None where there was no such one."""
+    """Keywords of the decorators @compute and @distribute, or None if one is not used."""
 
     compute: Mapping[str, Any] | None = None
     distribute: Mapping[str, Any] | None = None
@@ -47,9 +47,9 @@ def compute(
 ) -> Callable[[Callable[..., Any]], Decorated]: ...
 @show_keywords(COMPUTE, COMPUTE_MORE)
 def compute(target: Any = None, /, **keywords: Unpack[ComputeKeywords]) -> Any:
-    """Decorate a function or class with the nodes it runs on; keywords are those of Compute.
+    """Decorate a function or class with the nodes it runs on. The keywords are those of Compute.
 
-    target: the function or class, where the decorator has no parentheses.
+    target: the function or class, if the decorator has no parentheses.
     """
     if not is_inside():
         from windlass.client.compute.nodes.compute_handle import check_compute_keywords
@@ -66,9 +66,9 @@ def distribute(
 ) -> Callable[[Callable[..., Any]], Decorated]: ...
 @show_keywords(DISTRIBUTE)
 def distribute(target: Any = None, /, **keywords: Unpack[DistributeKeywords]) -> Any:
-    """Decorate a function or class with how many nodes it runs on, and how.
+    """Decorate a function or class with its framework and number of nodes.
 
-    target: the framework, or the function or class where the decorator has no parentheses.
+    target: the framework, or the function or class if the decorator has no parentheses.
     """
     if isinstance(target, str):  # @distribute("pytorch", workers=2)
         target, keywords = None, {"framework": target, **keywords}
@@ -76,7 +76,7 @@ def distribute(target: Any = None, /, **keywords: Unpack[DistributeKeywords]) ->
         from windlass.client.compute.nodes.distribution import make_spread
 
         named: dict[str, Any] = {**keywords}
-        if named.get("framework") == "":  # the setting's, which is read when the work is sent
+        if named.get("framework") == "":  # use the setting, which is read when the work is sent
             del named["framework"]
         make_spread(**named)
     return _decorate(target, Marks(distribute=keywords))
@@ -94,17 +94,17 @@ def _mark(target: Any, marks: Marks) -> Any:
     if not (inspect.isfunction(target) or inspect.isclass(target)):
         raise SpecError(
             f"only functions and classes can be decorated, not {target!r:.60}",
-            hint="@wl.compute(gpus=8) stands above def or class; keywords go in parentheses",
+            hint="put @wl.compute(gpus=8) above def or class, with keywords in parentheses",
         )
     return leave_plain(target) if is_inside() else Decorated(target, marks)
 
 
 class Decorated:
-    """A function or class that says where it runs. Calls go to the remote one, once it is deployed."""
+    """Decorated function or class. Calls go to the remote version, once it is deployed."""
 
     def __init__(self, target: Callable[..., Any], marks: Marks) -> None:
         self.is_class = inspect.isclass(target)
-        # a class's own names stay its own: what is asked of a decorated one is asked of the remote
+        # updated=(): a class's attributes are not copied, so lookups reach the remote
         functools.update_wrapper(self, target, updated=())
         self.name = target.__name__
         self.marks = marks
@@ -113,11 +113,12 @@ class Decorated:
         self._remote: Remote | None = None
 
     def marked(self, marks: Marks) -> Decorated:
-        """The same with another decorator's marks; each kind may stand there once."""
+        """Return a copy with another decorator's marks. Each decorator may be used once."""
         for kind in ("compute", "distribute"):
             if getattr(marks, kind) is not None and getattr(self.marks, kind) is not None:
                 raise SpecError(
-                    f"{self.name} is decorated with @{kind} twice", hint="put the keywords into one"
+                    f"{self.name} is decorated with @{kind} twice",
+                    hint="put all keywords into one decorator",
                 )
         distribute = self.marks.distribute if marks.distribute is None else marks.distribute
         compute = self.marks.compute if marks.compute is None else marks.compute
@@ -127,19 +128,21 @@ class Decorated:
         return f"<{self.name}, decorated; {'deployed' if self._remote else 'not deployed here'}>"
 
     def local(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it here, in this process."""
+        """Run it in this process."""
         return self._target(*args, **kwargs)
 
     def deploy(self) -> Remote:
-        """Bring it up unless it is up already, so that `get(name)` finds it; returns the remote one."""
+        """Start it unless it is running, so that `get(name)` finds it. Returns the remote version."""
         from windlass.client.compute.calls.remote import Remote
 
-        self._remote = Remote.deploy(self._send())  # and not a method of this name that a class has
+        self._remote = Remote.deploy(
+            self._send()
+        )  # not a `deploy` method that the class may define
         return self._remote
 
     @property
     def ref(self) -> JobRef | None:
-        """The job that its nodes are; None before it is deployed from here."""
+        """Job of its nodes, or None before this process has deployed it."""
         return None if self._nodes is None else self._nodes.nodes().ref
 
     def _send(self, init_args: Sequence[Any] | Mapping[str, Any] = ()) -> Remote:
@@ -151,14 +154,14 @@ class Decorated:
             if self.marks.distribute is not None:
                 self._nodes = self._nodes.distribute(**self.marks.distribute)
         nodes = self._nodes
-        target: Any = self  # and not what is decorated: ranks find that by its name
+        target: Any = self  # not the plain target: ranks find that by its name
         if self.is_class:
             return cls(target, name=self.name, init_args=init_args).to(nodes)
         return fn(target, name=self.name).to(nodes)
 
     @property
     def remote(self) -> Remote:
-        """The one that was deployed, from here or from elsewhere."""
+        """Remote version, deployed by this or another process."""
         if self._remote is None:
             from windlass.client.compute.deploy.deployment import get
 
@@ -178,19 +181,19 @@ class Decorated:
         return getattr(sys.modules.get(self.__module__), "__file__", None) or "SCRIPT.py"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the remote function; for a class, create its object on every rank."""
+        """Call the remote function, or create the object of a class on every rank."""
         if not self.is_class:
             return self.remote(*args, **kwargs)
         self._remote = self._send(_bind(self._target, args, kwargs))
         return self._remote
 
     def __getattr__(self, name: str) -> Any:
-        """Methods of a decorated class, and what any remote can do: submit, acall."""
+        """Return a method of the class, or of any remote: submit, acall."""
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         attribute = getattr(self.remote, name)
         own = inspect.getattr_static(self._target, name, None)
-        # a method knows its own signature
+        # methods keep their own signature
         return (
             functools.update_wrapper(attribute, own, updated=())
             if inspect.isfunction(own)
@@ -201,7 +204,7 @@ class Decorated:
         return (self._target,)
 
     def __reduce__(self) -> Any:
-        """To ranks it travels as what it is there: the plain function, by name where it has one."""
+        """Pickle the plain function, which ranks have. By name if possible."""
         here: Any = sys.modules.get(self.__module__)
         for part in self.__qualname__.split("."):
             here = getattr(here, part, None)
@@ -213,20 +216,20 @@ class Decorated:
 def _bind(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...] | dict[str, Any]:
-    """Arguments of a constructor in one form: all by position, or all by name."""
+    """Return a constructor's arguments in one form: all by position, or all by name."""
     if not kwargs or not args:
         return kwargs or args
     try:
         bound = inspect.signature(target).bind(*args, **kwargs)
     except TypeError as error:
-        raise SpecError(f"{target.__name__} cannot be made: {error}") from error
+        raise SpecError(f"cannot create {target.__name__}: {error}") from error
     by_name: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
         if kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL):
             raise SpecError(
-                f"{target.__name__} takes {name} by position only, and others were given by name",
-                hint="give all by position",
+                f"{target.__name__} takes {name} only by position, but others were given by name",
+                hint="pass all arguments by position",
             )
         by_name |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
     return by_name

@@ -1,4 +1,4 @@
-"""Deployments: bring up the decorated objects and apps of a script, and find deployed callables by name.
+"""Deployments: start the decorated objects and apps of a script, and find deployed callables by name.
 
 `deploy` imports the script under its own name, not as `__main__`. Nodes can then import it too, and its `if
 __name__ == "__main__":` block does not run. `get` needs only a name: the lead of the compute keeps the
@@ -46,32 +46,32 @@ _NOTHING = "decorate a function with @wl.compute(...), or make an app with wl.ap
 
 
 class Deployed:
-    """A callable in its pickled form: ranks load it, this process need not be able to."""
+    """Pickled callable. Ranks load it, and this process need not be able to."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise TypeError("a deployed callable runs on its compute only")
+        raise TypeError("a deployed callable runs only on its compute")
 
     def __reduce__(self) -> Any:
         return pickle.loads, (self._data,)
 
 
 def record_deployment(nodes: LiveNodes, work: Work, about: Mapping[str, Any]) -> None:
-    """Leave with the compute what `get` needs to call it; `about` is how it is called."""
+    """Store with the compute what `get` needs to call it. `about` describes the call."""
     segments = payloads.pack(work.target, name=work.name)
     target = base64.b64encode(b"".join(bytes(s) for s in segments[:1])).decode()
     nodes.ask(ConfigureCompute(record={work.name: {**about, "target": target}}))
 
 
 def get(name: str, *, engine: str = "", namespace: str = "", context: str = "") -> Remote:
-    """The callable that was deployed under this name, by this process or any other.
+    """Return the callable that was deployed under this name, by this or another process.
 
-    name: its name; what another user deployed is owner/name.
-    engine: where to look; empty: a cluster if there is one, else local.
-    namespace: the namespace to look in; empty: that of the settings.
-    context: the kubeconfig's context; empty: that of the settings.
+    name: its name, or owner/name if another user deployed it.
+    engine: engine to search (default: a cluster if there is one, else local).
+    namespace: namespace to search (default: the setting).
+    context: the kubeconfig's context (default: the setting).
     """
     given = {"engine": engine, "namespace": namespace, "context": context}
     where = decide({key: value for key, value in given.items() if value}, is_there=True)
@@ -90,18 +90,18 @@ def _find(name: str, engine: ComputeEngine, context: str) -> Remote:
         known += record
         if name in record:
             return _make(name, record[name], ref, context)
-    # asked only so that the error can say whose it is
+    # only so that the error can name the owner
     for ref, plan in () if owner else others:
         if name in _ask_record(engine, ref):
             maker, _ = split_owner(name_for(engine, ref, plan))
             raise make_refusal(name, join_owner(maker, name), what="deployed name")
-    hint = did_you_mean(name, known, "windlass deploy SCRIPT.py brings it up")
+    hint = did_you_mean(name, known, "windlass deploy SCRIPT.py deploys it")
     whose = f" by {owner}" if owner else ""
     raise JobNotFound(f"nothing is deployed under the name {name!r}{whose}", hint=hint)
 
 
 def _ask_record(engine: ComputeEngine, ref: JobRef) -> Mapping[str, dict[str, Any]]:
-    """What is deployed on a compute; nothing where it does not answer."""
+    """Return what is deployed on a compute, or an empty dict if it does not answer."""
     try:
         return ask_at(engine, ref).record
     except (OSError, WindlassError):
@@ -116,15 +116,15 @@ def _make(name: str, record: dict[str, Any], ref: JobRef, context: str) -> Remot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployedObject:
-    """One thing that is up, and where."""
+    """Deployed function, class or app, and its job."""
 
     name: str
     kind: str  # function, class or app
-    ref: str  # of its job
+    ref: str  # reference of its job
 
 
 def find_deployables(module: ModuleType, name: str = "") -> list[Decorated | App]:
-    """What a module holds that can be brought up, in the order it was written; one of it by its name."""
+    """Return what can be deployed from a module, in source order, or only the one with that name."""
     held = vars(module).items()
     deployables = {key: value for key, value in held if isinstance(value, (Decorated, App))}
     if not deployables:
@@ -132,7 +132,7 @@ def find_deployables(module: ModuleType, name: str = "") -> list[Decorated | App
     wanted = [value for key, value in deployables.items() if name in ("", key, value.name)]
     if not wanted:
         raise SpecError(
-            f"{module.__name__}.py holds no decorated function, class or app {name!r}",
+            f"{module.__name__}.py has no decorated function, class or app {name!r}",
             hint=did_you_mean(name, deployables),
         )
     return list({id(value): value for value in wanted}.values())
@@ -141,7 +141,7 @@ def find_deployables(module: ModuleType, name: str = "") -> list[Decorated | App
 def deploy(
     deployables: list[Decorated | App], *, replace: bool = False
 ) -> Iterator[DeployedObject]:
-    """Bring them up one after the other; each is told of as it comes up."""
+    """Deploy them one after the other. Yields each one when it is ready."""
     for deployable in deployables:
         if isinstance(deployable, App):
             job = deployable.deploy(replace=replace)
@@ -153,24 +153,24 @@ def deploy(
 
 
 def import_script(path: Path) -> ModuleType:
-    """The script as a module of its own name, its folder on the path as if it had been run."""
+    """Import a script as a module of its own name, with its folder on the path as in a run."""
     if is_inside():
         raise SpecError(
-            "inside a job decorators leave functions as they are, so there is nothing to deploy",
-            hint="run windlass deploy outside of it",
+            "inside a job, decorators leave functions unchanged, so there is nothing to deploy",
+            hint="run windlass deploy outside of the job",
         )
     path = path.resolve()
     name = path.stem
     if "." in name:
         raise SpecError(
             f"{path.name} cannot be imported: {name!r} is not the name of a module",
-            hint="rename it, with no dot but that of .py",
+            hint="rename it so that .py is its only dot",
         )
     known = getattr(sys.modules.get(name), "__file__", None)
     if name in sys.modules and (known is None or Path(known).resolve() != path):
         raise SpecError(
-            f"{path.name} has the name of a module that is loaded already: {known or name}",
-            hint="give the script another name",
+            f"{path.name} has the name of a module that is already loaded: {known or name}",
+            hint="rename the script",
         )
     sys.path.insert(0, str(path.parent))
     return _execute(name, path)
@@ -179,7 +179,9 @@ def import_script(path: Path) -> ModuleType:
 def _execute(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise SpecError(f"{path.name} is not a Python file", hint="name a script: my_script.py")
+        raise SpecError(
+            f"{path.name} is not a Python file", hint="give a script, such as my_script.py"
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -190,17 +192,17 @@ def _execute(name: str, path: Path) -> ModuleType:
         ) from error
     except WindlassError:
         raise
-    except (Exception, SystemExit) as error:  # whatever a script does when it is imported
+    except (Exception, SystemExit) as error:  # importing a script may raise anything
         where = _find_line(error, path)
         raise SpecError(
             f"{where} raised {type(error).__name__}: {error}",
-            hint='deploy imports the script; what only a run should do goes under if __name__ == "__main__":',
+            hint='deploy imports the script: put what only a run should do under if __name__ == "__main__":',
         ) from error
     return module
 
 
 def _find_line(error: BaseException, path: Path) -> str:
-    """The last line of the script itself that led to an error."""
+    """Return the last line of the script itself in the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
     return f"{path.name}, line {lines[-1]}," if lines else path.name

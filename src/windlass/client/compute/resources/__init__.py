@@ -1,1 +1,1 @@
-"""What nodes are made of: images, secrets and volumes."""
+"""Resources of nodes: images, secrets and volumes."""

@@ -1,4 +1,4 @@
-"""Secret: a reference to values that ranks need and that no output may show.
+"""Secret: a reference to values that ranks need and that must not appear in any output.
 
     Secret(name="db")                             every key of a Kubernetes Secret as a variable
     Secret(name="db", key="pw", env="DB_PW")      one key as one variable
@@ -40,7 +40,7 @@ _MAX_FILE_BYTES = 256 << 10
 
 
 def read_dotenv(text: str, where: str) -> dict[str, str]:
-    """The variables of a file; `where` is its name, for messages."""
+    """Return the variables in the text of a file. `where` names the file in messages."""
     variables: dict[str, str] = {}
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
@@ -49,12 +49,12 @@ def read_dotenv(text: str, where: str) -> dict[str, str]:
         match = _LINE.match(line)
         if match is None:
             raise SpecError(
-                f"{where}, line {number}: this is not NAME=value",
-                hint='with env="NAME" the whole file becomes one variable',
+                f"{where}, line {number}: expected NAME=value",
+                hint='use env="NAME" to set one variable to the whole file',
             )
         variables[match[1]] = _read_value(match[2], f"{where}, line {number}")
     if not variables:
-        raise SpecError(f"{where} has no variable in it", hint="write lines of NAME=value")
+        raise SpecError(f"{where} contains no variables", hint="write lines of NAME=value")
     return variables
 
 
@@ -65,7 +65,9 @@ def _read_value(text: str, where: str) -> str:
     end = _find_end(text, quote)
     rest = text[end + 1 :].strip()
     if end < 0 or (rest and not rest.startswith("#")):
-        raise SpecError(f"{where}: the quotes do not match", hint="put the value in one pair")
+        raise SpecError(
+            f"{where}: the quotes do not match", hint="put the value in one pair of quotes"
+        )
     inner = text[1:end]
     if quote == "'":
         return inner
@@ -85,20 +87,19 @@ def _find_end(text: str, quote: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provider:
-    """One tool: what it is called, its variables, its file."""
+    """Tool that stores credentials: its name, variables and file."""
 
     name: str
     title: str
-    wanted: tuple[
-        tuple[str, ...], ...
-    ]  # each: spellings of one variable, the first is what ranks get
-    also: tuple[str, ...]  # variables that go along if they are set
+    # the spellings of each variable: ranks get the first one
+    wanted: tuple[tuple[str, ...], ...]
+    also: tuple[str, ...]  # variables to pass on if they are set
     where: Callable[[Environ], Path]
     read: Callable[[Path, Environ], dict[str, str]]
     login: str
 
     def find(self, environ: Environ) -> dict[str, str]:
-        """The variables for ranks."""
+        """Return the variables for ranks."""
         also = {name: environ[name] for name in self.also if environ.get(name)}
         values = {}
         for spellings in self.wanted:
@@ -113,12 +114,12 @@ class Provider:
         except (OSError, ValueError, netrc.NetrcParseError, configparser.Error):
             kept = {}
         if all(kept.get(spellings[0]) for spellings in self.wanted):
-            # all of it from one place: half a pair of keys fits no other half
+            # all from one place: keys of different pairs do not match
             return {**{name: also[name] for name in also if "TOKEN" not in name}, **kept}
         names = ", ".join(name for spellings in self.wanted for name in spellings)
         raise SpecError(
-            f"no secret of {self.title} is here: looked for {names} and for {path}",
-            hint=f"{self.login}; or, of the cluster, Secret(name=...)",
+            f"no {self.title} credentials found in {names} or {path}",
+            hint=f"{self.login}; or use a Secret of the cluster: Secret(name=...)",
         )
 
 
@@ -143,7 +144,7 @@ def _netrc_file(environ: Environ) -> Path:
 
 def _read_wandb(path: Path, environ: Environ) -> dict[str, str]:
     host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
-    # only this machine's own entry: the default of a netrc is somebody else's password
+    # only the host's own entry: the default of a netrc belongs to another service
     entry = netrc.netrc(str(path)).hosts.get(host)
     return {"WANDB_API_KEY": entry[2] or ""} if entry else {}
 
@@ -197,7 +198,7 @@ PROVIDERS = {
 
 
 def find_provider(name: str) -> Provider:
-    """The provider of that name."""
+    """Return the provider of that name."""
     if name in PROVIDERS:
         return PROVIDERS[name]
     known = {**{known: known for known in PROVIDERS}, "huggingface": "hf"}
@@ -210,10 +211,10 @@ def find_provider(name: str) -> Provider:
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Secret:
-    """Where secret values are found: a Secret of the cluster, or a tool's usual place on this machine.
+    """Reference to secret values: in a Secret of the cluster, or where tools store them on this machine.
 
-    A Secret never holds a value. `Secret("hf")`, `Secret("wandb")` and `Secret("aws")` read what these tools
-    keep here; any other name is a Secret of the cluster.
+    A Secret never holds a value. `Secret("hf")`, `Secret("wandb")` and `Secret("aws")` read the credentials
+    that these tools store. Any other name is a Secret of the cluster.
     """
 
     _record: storage.Secret | None = None
@@ -234,23 +235,23 @@ class Secret:
         env: str = "",
         mount_path: str = "",
     ) -> None:
-        """Nothing is read yet: values are looked up when nodes are about to start.
+        """Describe a secret. Its values are read just before nodes start.
 
         given: a tool's name (hf, wandb, aws), or the name of a Secret of the cluster.
-        name: the name of a Secret of the cluster.
+        name: name of a Secret of the cluster.
         provider: a tool's name (hf, wandb, aws).
-        key: only this key of the Secret.
-        env: the variable that holds the key's value.
-        mount_path: the folder in which each key is a file, rather than a variable.
+        key: use only this key of the Secret.
+        env: variable that holds the key's value.
+        mount_path: folder where each key is a file, instead of a variable.
         """
         if not provider and not name and given in PROVIDERS:
             provider, given = given, ""
         if sum(map(bool, (given, name, provider))) != 1:
-            raise SpecError("a Secret has one name or one provider", hint=_HINT)
+            raise SpecError("a Secret needs exactly one name or provider", hint=_HINT)
         if provider:
             if key or env or mount_path:
                 raise SpecError(
-                    f"the secret of {provider} takes no key, env or mount_path",
+                    f"the provider {provider} does not accept key, env or mount_path",
                     hint=f'Secret("{provider}") sets the usual variables',
                 )
             self._fill(_provider=find_provider(provider).name)
@@ -270,10 +271,10 @@ class Secret:
 
     @classmethod
     def from_env(cls, variables: str | Iterable[str], *, name: str = "") -> Secret:
-        """Variables of this process.
+        """Return a Secret for variables of this process.
 
         variables: their names.
-        name: what the secret is called in messages.
+        name: the secret's name in messages.
         """
         listed = (variables,) if isinstance(variables, str) else tuple(variables)
         if not listed:
@@ -286,16 +287,16 @@ class Secret:
     def from_file(
         cls, path: str | Path, *, env: str = "", name: str = "", mount_path: str = ""
     ) -> Secret:
-        """A file of this machine.
+        """Return a Secret for a file of this machine.
 
-        path: the file; it has lines NAME=value unless `env` is given.
-        env: the variable that holds the file's whole text.
-        name: what the secret is called in messages.
-        mount_path: refused: a file of this machine can only become variables.
+        path: the file. Without `env`, it has lines of NAME=value.
+        env: variable that holds the whole text of the file.
+        name: the secret's name in messages.
+        mount_path: not supported, because a local file can only become variables.
         """
         if mount_path:
             raise SpecError(
-                "a file of this machine can become a variable, not a mounted file",
+                "a local file can become a variable, but not a mounted file",
                 hint=f"kubectl create secret generic NAME --from-file={path}, then "
                 f'Secret(name="NAME", mount_path="{mount_path}")',
             )
@@ -305,17 +306,19 @@ class Secret:
 
     @classmethod
     def read(cls, given: str | Secret) -> Secret:
-        """A Secret from what a user gave for one: a provider's name, or a form of `--secret`."""
+        """Return a Secret for a Secret, a provider's name, or a form of `--secret`."""
         if isinstance(given, Secret):
             return given
         if not isinstance(given, str):
-            raise SpecError(f"a secret cannot be a {type(given).__name__}", hint=_HINT)
+            raise SpecError(
+                f"a secret must be a string or a Secret, not {type(given).__name__}", hint=_HINT
+            )
         if given in PROVIDERS:
             return cls(provider=given)
         return cls._make(_record=storage.read_secret(given))
 
     def resolve(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The values; empty where only the cluster knows them. Not for showing."""
+        """Return the values, or none if only the cluster has them. They must not be shown."""
         if self._provider:
             return find_provider(self._provider).find(environ)
         if self._file:
@@ -324,14 +327,14 @@ class Secret:
         if missing:
             raise SpecError(
                 f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set here, "
-                f"and {self} wants {'it' if len(missing) == 1 else 'them'}",
-                hint=f"export {missing[0]}=..., or name a Secret of the cluster: Secret(name=...)",
+                f"but {self} needs {'it' if len(missing) == 1 else 'them'}",
+                hint=f"export {missing[0]}=..., or use a Secret of the cluster: Secret(name=...)",
             )
         return {variable: environ[variable] for variable in self._variables}
 
     @property
     def record(self) -> storage.Secret | None:
-        """How pods use a Secret of the cluster; None where the values come from here."""
+        """Form in which pods use a Secret of the cluster, or None if the values are local."""
         return self._record
 
     def __repr__(self) -> str:
@@ -354,7 +357,7 @@ class Secret:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """What the nodes are given: references for pods, and values that are never shown."""
+    """Secrets for nodes: references for pods, and values that are never shown."""
 
     records: tuple[storage.Secret, ...]
     hidden: Mapping[str, str] = field(repr=False)
@@ -363,7 +366,10 @@ class Resolved:
 def resolve_secrets(
     given: Iterable[str | Secret], *, environ: Mapping[str, str], has_pods: bool
 ) -> Resolved:
-    """Look up every secret now. Two that set one variable, or one that only pods could have, are refused."""
+    """Read the values of all secrets.
+
+    Refuses two secrets that set the same variable, and secrets of the cluster on nodes without pods.
+    """
     records: list[storage.Secret] = []
     hidden: dict[str, str] = {}
     owners: dict[str, Secret] = {}
@@ -371,7 +377,7 @@ def resolve_secrets(
         if secret.record is not None:
             if not has_pods:
                 raise SpecError(
-                    f"{secret} is an object of a cluster, and these nodes are processes of this machine",
+                    f"{secret} is an object of a cluster, but these nodes are processes on this machine",
                     hint="Secret.from_env([...]) and Secret.from_file(...) work on both",
                 )
             records.append(secret.record)
@@ -381,7 +387,8 @@ def resolve_secrets(
         for variable in values:
             if variable in owners:
                 raise SpecError(
-                    f"{variable} is set by {owners[variable]} and by {secret}", hint="leave one out"
+                    f"{variable} is set by {owners[variable]} and by {secret}",
+                    hint="remove one of them",
                 )
             owners[variable] = secret
         if secret.record is None:
@@ -392,11 +399,13 @@ def resolve_secrets(
 def _make_record(name: str, key: str, env: str, mount_path: str) -> storage.Secret:
     if mount_path and (key or env):
         raise SpecError(
-            f"the Secret {name} cannot be files and variables at once",
-            hint="mount_path gives every key as a file; write a second Secret for the variable",
+            f"the Secret {name} cannot be both files and variables",
+            hint="mount_path makes every key a file; add a second Secret for the variable",
         )
     if env and not key:
-        raise SpecError(f"which key of {name} shall be {env}?", hint=f'key="token", env="{env}"')
+        raise SpecError(
+            f"env={env!r} needs a key of the Secret {name}", hint=f'key="token", env="{env}"'
+        )
     if key:
         _check_variable(env or key, hint=f'Secret(name="{name}", key="{key}", env="VARIABLE")')
         return _read_form(f"{env or key}={name}:{key}")
@@ -412,7 +421,7 @@ def _read_form(text: str) -> storage.Secret:
 
 def _check_variable(name: object, *, hint: str = 'from_env(["API_KEY"])') -> None:
     if not isinstance(name, str) or not _VARIABLE.match(name):
-        # not shown whole: it may be the value itself
+        # not shown in full: it may be the value itself
         shown = f"{name[:4]}..." if isinstance(name, str) and len(name) > 4 else name
         raise SpecError(f"{shown!r} is not a name for an environment variable", hint=hint)
 
@@ -421,14 +430,14 @@ def _read_file(path: Path, env: str) -> dict[str, str]:
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise SpecError(
-                f"{path} has more than {_MAX_FILE_BYTES:,} bytes, too many for a secret",
+                f"{path} has more than {_MAX_FILE_BYTES:,} bytes, which is too large for a secret",
                 hint="put large files on a Volume",
             )
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise SpecError(
             f"cannot read the secret file {path}: {error.strerror}",
-            hint="name a file that is there",
+            hint="give the path of an existing file",
         ) from error
     except UnicodeDecodeError:
         raise SpecError(

@@ -1,7 +1,7 @@
-"""Volume: storage that outlives the compute that uses it, by a name of its own.
+"""Volume: named storage that outlives the computes that use it.
 
-On Kubernetes a PersistentVolumeClaim, made if it is missing and owned by no job; locally a folder under the
-home. Ranks find it by `windlass.distributed.volume_path(name)` on both.
+On Kubernetes it is a PersistentVolumeClaim, which is created if missing and owned by no job. Locally it is a
+folder under the home. On both, ranks find it with `windlass.distributed.volume_path(name)`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _ALONE = ("ReadWriteOnce", _ONE_POD)
 class Volume:
     """Storage that outlives the computes that use it.
 
-    name: the claim's name; locally, the folder's.
-    size: how large it is made if it does not exist, like 1Ti; empty: it must exist already.
-    mount_path: the folder in which ranks find it on a cluster.
+    name: name of the claim, or of the local folder.
+    size: size to create it with, such as 1Ti. Without a size it must exist.
+    mount_path: folder where ranks find it on a cluster.
     access_mode: ReadWriteMany (RWX), ReadWriteOnce (RWO), ReadOnlyMany (ROX) or ReadWriteOncePod.
-    storage_class: the storage class to make it with; empty: the cluster's default.
+    storage_class: storage class to create it with (default: the cluster's default).
     """
 
     name: str
@@ -48,7 +48,7 @@ class Volume:
         if not isinstance(self.name, str) or not re.fullmatch(names.DNS_LABEL, self.name):
             raise SpecError(
                 f"{self.name!r:.80} cannot be the name of a volume",
-                hint="small letters, digits and -, at most 63",
+                hint="use lowercase letters, digits and -, at most 63 characters",
             )
         if not isinstance(self.size, str):
             raise SpecError(
@@ -66,15 +66,15 @@ class Volume:
         ):
             raise SpecError(
                 f"{self.storage_class!r:.80} cannot be the name of a storage class",
-                hint="kubectl get storageclass lists them; leave it out for the cluster's default",
+                hint="kubectl get storageclass lists them; remove it for the cluster's default",
             )
 
     def as_claim(self) -> Claim:
-        """What a pod mounts."""
+        """Return the claim that pods mount."""
         if not self.mount_path or not isinstance(self.mount_path, str):
             raise SpecError(f"volume {self.name} needs a mount_path", hint=_HINT)
         try:
-            # under another name, since some names are words in the form of `--volume`
+            # with a fixed name, because some names are keywords in the form of `--volume`
             mount = read_volume(f"claim:{self.mount_path}")
         except SpecError as error:
             why = error.message.rpartition(": ")[2]
@@ -82,26 +82,29 @@ class Volume:
         return Claim(claim=self.name, path=mount.path)
 
     def variable(self) -> str:
-        """The variable that tells ranks where it is."""
+        """Return the variable that holds its path for ranks."""
         return volume_variable(self.name)
 
     def check_nodes(self, num_nodes: int, modes: tuple[str, ...] = ()) -> None:
-        """Refuse what fewer can mount than will want to; `modes` are those of a claim that is there."""
+        """Refuse an access mode that fewer than `num_nodes` can mount.
+
+        `modes` are those of an existing claim.
+        """
         allowed = modes or (self.access_mode,)
         if num_nodes < 2 or any(mode not in _ALONE for mode in allowed):
             return
         users = "one pod" if _ONE_POD in allowed else "the pods of one Kubernetes node"
-        whose = "is there as" if modes else "is"
+        state = "exists as" if modes else "is"
         raise SpecError(
-            f"volume {self.name} {whose} {allowed[0]}: {users} can mount it at a time, "
-            f"and {num_nodes} nodes of the compute would",
-            hint='access_mode="ReadWriteMany" with a storage class that can (NFS, CephFS, JuiceFS, Lustre)'
+            f"volume {self.name} {state} {allowed[0]}: only {users} can mount it at a time, "
+            f"but the compute has {num_nodes} nodes",
+            hint='access_mode="ReadWriteMany" with a storage class for it (NFS, CephFS, JuiceFS, Lustre)'
             + (f", under another name: {self.name} exists" if modes else "")
             + "; or workers=1",
         )
 
     def make_claim_manifest(self) -> dict[str, Any]:
-        """The claim, owned by nobody: it stays when jobs and computes go."""
+        """Return the claim's manifest. It has no owner, so it outlives jobs and computes."""
         spec: dict[str, Any] = {
             "accessModes": [self.access_mode],
             "resources": {"requests": {"storage": self.size}},
@@ -116,7 +119,10 @@ class Volume:
         }
 
     def ensure(self, api: Api, num_nodes: int) -> list[str]:
-        """Make the claim if it is missing; sentences for the user about what was made or is not as asked."""
+        """Create the claim if it is missing.
+
+        Returns messages for the user: that it was created, or how an existing one differs.
+        """
         from windlass.kube.client.api_errors import Conflict
         from windlass.kube.objects.kinds import PVCS
 
@@ -125,25 +131,25 @@ class Volume:
             self.check_nodes(num_nodes)
             if not self.size:
                 raise SpecError(
-                    f"there is no claim {self.name} in namespace {api.namespace}, and no size to make one of",
+                    f"there is no claim {self.name} in namespace {api.namespace}, and no size is set",
                     hint=f'Volume(name="{self.name}", size="100Gi", ...)',
                 )
             try:
                 api.create(PVCS, self.make_claim_manifest())
-            except Conflict:  # somebody was faster
+            except Conflict:  # another client created it first
                 claim = self._find(api)
         if claim is None:
-            return [f"made the claim {self.name}, {self.size}, in namespace {api.namespace}"]
+            return [f"created the claim {self.name}, {self.size}, in namespace {api.namespace}"]
         return self._compare(claim, api.namespace, num_nodes)
 
     def _find(self, api: Api) -> dict[str, Any] | None:
-        """The claim of this name; by a list, which the documented Role allows, as `get` is not in it."""
+        """Return the claim, or None. Lists claims, because the documented Role does not allow `get`."""
         from windlass.kube.objects.kinds import PVCS
 
         return next(iter(api.list(PVCS, fields=f"metadata.name={self.name}")), None)
 
     def _compare(self, claim: dict[str, Any], namespace: str, num_nodes: int) -> list[str]:
-        """What is different about a claim that is there."""
+        """Describe how an existing claim differs from this volume."""
         if claim["metadata"].get("deletionTimestamp"):
             raise EngineError(
                 f"the claim {self.name} in namespace {namespace} is being deleted",
@@ -163,19 +169,19 @@ class Volume:
             ),
         }
         return [
-            f"the claim {self.name} is there already with {what} {there}, not {asked}; it is used as it is"
+            f"the claim {self.name} already exists with {what} {there}, not {asked}; it is used as it is"
             for what, (there, asked, is_same) in kept.items()
             if not is_same
         ]
 
     def local_folder(self, home: Path) -> Path:
-        """Where it is on this machine, made if missing."""
+        """Return its folder on this machine, and create it if missing."""
         folder = home / "volumes" / self.name
         try:
             make_own(folder, below=home)
         except OSError as error:
             raise EngineError(
-                f"cannot make the folder of volume {self.name}: {error.filename}: {error.strerror}",
+                f"cannot create the folder of volume {self.name}: {error.filename}: {error.strerror}",
                 hint=f"make it writable, or set {names.HOME} to another folder",
             ) from error
         return folder
