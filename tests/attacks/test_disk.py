@@ -71,7 +71,7 @@ def test_a_job_that_fills_the_disk_of_its_node_ends_as_it_would_and_says_so(home
 def test_a_result_that_does_not_fit_is_told_as_what_it_is(home, project):
     with _small_disk(home, 4 * MB):
         job = wl.submit("large.py::large")
-        with pytest.raises(OSError, match=r"the result of \d+ bytes could not be kept"):
+        with pytest.raises(OSError, match=r"cannot write the result of \d+ bytes"):
             job.results(timeout_s=120)
         assert job.status().phase is Phase.FAILED
 
@@ -133,7 +133,7 @@ def test_a_log_has_a_limit_and_what_is_lost_is_told(tmp_path):
     log, told = asyncio.run(run())
     assert 5_000 < len(log) <= 10_000
     assert b"line 0\n" in log
-    assert told == ["rank-0.log is incomplete: it has become as large as a log may be"]
+    assert told == ["rank-0.log is incomplete: it has reached the maximum size of a log"]
 
 
 def test_the_logs_of_a_job_have_a_limit_in_all(tmp_path):

@@ -49,7 +49,7 @@ def test_a_step_that_fails_is_the_calls_failure_and_is_tried_again(on, make, sha
     with pytest.raises(kt.StepFailed) as caught:
         remote()
     assert f"{command}: exit code 1" in caught.value.message
-    assert caught.value.hint == "run it by hand in the image to see more"
+    assert caught.value.hint == "run it by hand in the image for details"
     job = remote.submit()
     with pytest.raises(kt.StepFailed):
         job.result()

@@ -1,8 +1,7 @@
-"""Where one agent works: its node, its folder, its way to the lead. The same record on every engine.
+"""Context of one agent: its node, its folder and its way to the lead. The record is the same on every engine.
 
-On one machine all nodes share a folder, and the lead replaces the agent of a lost node. In pods each node is
-alone with its folder, so files travel over links, and whoever is lost comes back as another pod of the same
-index.
+On one machine all nodes share a folder, and the lead replaces the agent of a lost node. In pods each node has
+its own folder, so files travel over links. A lost pod is replaced by another one with the same index.
 """
 
 from __future__ import annotations
@@ -23,27 +22,29 @@ def _draw_incarnation() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentContext:
-    """One agent's place in the job."""
+    """Place of one agent in its job."""
 
     plan: Plan
     folder: JobFolder
     index: int
     run_dir: Path  # sockets of this node
-    place: Place  # where the lead listens, or is found
+    place: Place  # where the lead listens, for node 0, or can be reached, for the others
     is_pod: bool = False
-    address: str = ""  # where other nodes reach this one
-    host: str = ""  # the machine it is on
-    pod: str = ""  # its name, where it is one
-    incarnation: str = field(default_factory=_draw_incarnation)  # tells nodes of one index apart
-    given_by: str = ""  # the lead that gave it its index; empty: it has one of its own
-    num_losses: int = 0  # how many nodes of this index there were before
-    successor: Place | None = None  # where another lead may be found by node 0
+    address: str = ""  # for other nodes to reach this one.
+    host: str = ""  # name of its machine.
+    pod: str = ""  # name of its pod, if any.
+    incarnation: str = field(
+        default_factory=_draw_incarnation
+    )  # differs between nodes of one index.
+    given_by: str = ""  # lead that assigned its index (empty: no lead did).
+    num_losses: int = 0  # number of earlier nodes with this index.
+    successor: Place | None = None  # where node 0 can reach another lead.
     sight: SilenceLimits = SIGHT
 
     @property
     def silence_s(self) -> float:
-        """How long a node may say nothing before the lead takes it for lost.
+        """Time without a message after which the lead considers a node lost.
 
-        Between machines silence is how a pulled plug looks; on one machine it is only a slow moment.
+        Between machines, silence may mean a power failure. On one machine it only means a slow process.
         """
         return self.sight.silence_s if self.is_pod else self.sight.fence_s

@@ -1,8 +1,8 @@
 """One agent, leading or following, from its context to its exit code.
 
-`run_agent` is what the programs of a local agent and of a pod's agent have in common. Signals and the order
-of shutting down live here; what they mean for the job is the lead's business. The process may be PID 1: it
-reaps whatever is left to it.
+`run_agent` is the common part of the programs of a local agent and of a pod's agent. This module handles
+signals and the order of the shutdown. The lead decides what they mean for the job. The process may be PID 1,
+so it reaps all orphaned processes.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_READER_IDLE_S = 30.0  # a client that reads nothing for so long is not waited for
+_READER_IDLE_S = 30.0  # the agent stops waiting for a client that reads nothing for this long
 _FIRST_READER_S = 20.0
 
 
 class LeadAgent:
-    """Agent of node 0: leads, and runs its own ranks."""
+    """Agent of node 0, which leads the job and runs its own ranks."""
 
     def __init__(
         self, context: AgentContext, forks: ForkServer, inputs: Inputs, echo: Echo | None
@@ -108,7 +108,7 @@ class LeadAgent:
         self.lead.receive(0, message, body)
 
     def _order(self, message: Message, body: bytes = b"") -> None:
-        if isinstance(message, FlushFiles):  # its files are here already
+        if isinstance(message, FlushFiles):  # node 0's files are already here
             self.lead.receive(0, FilesFlushed())
         else:
             self.node.receive(message, body)
@@ -116,7 +116,7 @@ class LeadAgent:
     def request_stop(self) -> None:
         """On SIGTERM, end the job on one machine. In a pod, end this node alone."""
         if not self._context.is_pod:
-            self.lead.end(FailureKind.CANCELLED, "the lead's agent was told to stop (SIGTERM)")
+            self.lead.end(FailureKind.CANCELLED, "the lead's agent received SIGTERM")
         elif self._leading is not None:
             self._leading.cancel()
         self.stop_requested.set()
@@ -128,7 +128,7 @@ class LeadAgent:
 
     @property
     def has_failed(self) -> bool:
-        """True if the job has ended, and did not succeed."""
+        """True if the job has ended without success."""
         return self.has_ended and self.status_writer.status.phase is not Phase.SUCCEEDED
 
     async def _serve_last(self) -> None:
@@ -154,10 +154,10 @@ class LeadAgent:
             logger.exception("not every node and client was notified of the end")
 
     async def _let_clients_read(self) -> None:
-        """Wait for those that surely come, and for those that would miss what a pod's log cannot keep."""
+        """Wait for clients that are expected, and for those that need results too large for the pod's log."""
         plan, folder = self._context.plan, self._context.folder
         is_needed = loses_results(self.status_writer.status, folder)
-        # a client that was waited for in vain is not waited for once more
+        # an earlier wait for a client timed out, so do not wait again
         is_awaited = not self.lead_server.is_abandoned
         await self.lead_server.serve_readers(
             first_s=_FIRST_READER_S if is_awaited and (is_needed or not plan.detach) else 0.0,
@@ -203,7 +203,7 @@ class LeadAgent:
             server.close()
 
     async def _keep_lease(self) -> None:
-        """Keep the ranks here alive for as long as this lead is. One that stood still may not be the lead."""
+        """Renew the lease of the ranks while this lead is responsive. After a stall, another may lead."""
         while True:
             self.node.renew_lease(read_clock())
             await asyncio.sleep(HEARTBEAT_S)
@@ -270,7 +270,7 @@ def start_logging() -> None:
 
 
 def prepare_forks(plan: Plan, forks: ForkServer) -> None:
-    """Keep the running fork server if it fits the plan; else start another one."""
+    """Start another fork server unless the running one fits the plan."""
     env = {**os.environ, **plan.env}
     if not forks.fits(plan.preload, env):
         forks.close()
@@ -279,7 +279,7 @@ def prepare_forks(plan: Plan, forks: ForkServer) -> None:
 
 
 def run_to_exit(agent: Coroutine[Any, Any, int], clean_up: Callable[[], None]) -> NoReturn:
-    """Run an agent and end its process at once. Tasks and threads that are left must not delay the exit."""
+    """Run an agent and exit without waiting for remaining tasks and threads."""
     code = 1
     try:
         loop = asyncio.new_event_loop()

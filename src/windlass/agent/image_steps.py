@@ -1,8 +1,9 @@
-"""Runs the steps of an image on a node, each once, and says how they go.
+"""Execution of an image's steps on a node, each of them once.
 
-A step is a command that runs to its end, its output told line by line. Its exit code comes over a pipe of its
-own, since the agent reaps every child. Packages go into an overlay: a virtual environment over what the image
-has, filled by pip, or by uv where that may be used. Used by nodes of a compute, and by ranks of a job.
+A step is a command that runs until it exits. Each line of its output is reported as it arrives. The exit code
+comes through a separate pipe because the agent reaps every child. Packages are installed into an overlay, a
+virtual environment on top of the image's own packages. pip fills it, or uv where uv can be used. The nodes of
+a compute and the ranks of a job use this module.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ _MAX_LINE = 2000
 _MAX_LINES = 5000
 _MAX_REST = 1 << 16
 _TAIL_LINES = 20
-_REST_S = 1.0  # for output of a command that has ended while something of it still holds the pipe
-# Settings of pip that choose no packages. Where there are others uv, which reads none of them, is not used.
+_REST_S = 1.0  # to read the last output, as a child may hold the pipe.
+# Settings of pip that do not affect which packages it installs. uv reads no pip settings, so any other
+# setting rules it out.
 _HARMLESS = frozenset(
     {
         *("PIP_DISABLE_PIP_VERSION_CHECK", "PIP_NO_CACHE_DIR", "PIP_CACHE_DIR", "PIP_NO_INPUT"),
@@ -45,14 +47,14 @@ _HARMLESS = frozenset(
         *("PIP_PROGRESS_BAR", "PIP_QUIET", "PIP_VERBOSE", "PIP_NO_COLOR", "PIP_RETRIES"),
     }
 )
-# Each would make pip install to somewhere else.
+# Each of these redirects pip away from the overlay.
 _MISLEADING = ("PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_ROOT", "PIP_PYTHON", "PYTHONHOME")
 _WHEEL = ".whl"
-_LENT = "windlass-lent"  # marks what says of a package below that it is installed
+_LENT = "windlass-lent"  # INSTALLER of the metadata copied from the image's own packages
 _CONFIG = "PIP_CONFIG_FILE"
 _CONFIGS = ("/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf")
 
-# Both run in the interpreter below. The first makes the overlay, with `pip` on it.
+# Both scripts run in the image's interpreter. The first creates the overlay and its `pip`.
 _MAKE = """
 import sys
 sys.path = [path for path in sys.path if path]
@@ -73,7 +75,7 @@ for name in ("pip", "pip3"):
         file.write('#!/bin/sh\\nexec "${0%/*}/python" "${0%/*}/_pip.py" "$@"\\n')
     os.chmod(path, 0o755)
 """
-# The second tells uv what is below, by leaving in the overlay that it is installed.
+# The second copies the metadata of the image's packages into the overlay, so that uv sees them as installed.
 _LEND = """
 import sys
 sys.path = [path for path in sys.path if path]
@@ -96,7 +98,7 @@ for distribution in importlib.metadata.distributions():
             out.write(text)
 """
 Say = Callable[[str], None]
-Plain = Mapping[str, Any]  # what was run, as it is kept
+Plain = Mapping[str, Any]  # record of a finished step in STEPS_FILE
 
 STEPS_FILE = "steps.json"
 TIMEOUT_S = 3600.0
@@ -106,7 +108,7 @@ _KILLED = 137
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a command ended, and its last lines."""
+    """Exit code and last output lines of a command."""
 
     code: int
     tail: str
@@ -114,12 +116,12 @@ class Ended:
 
 
 class _Lines:
-    """Output cut into lines, each told once, with a bound on all of it."""
+    """Splitter of output into lines, which are reported once each and limited in number."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._rest = b""
-        self._num_said = 0
+        self._num_lines = 0
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
     def add(self, data: bytes) -> None:
@@ -127,20 +129,20 @@ class _Lines:
         if len(self._rest) > _MAX_REST:
             lines, self._rest = [*lines, self._rest], b""
         for line in lines:
-            self._tell(line)
+            self._report(line)
 
     def finish(self) -> None:
-        self._tell(self._rest)
-        if self._num_said > _MAX_LINES:
-            self._say(f"... {self._num_said - _MAX_LINES} more lines")
+        self._report(self._rest)
+        if self._num_lines > _MAX_LINES:
+            self._say(f"... {self._num_lines - _MAX_LINES} more lines")
 
-    def _tell(self, line: bytes) -> None:
+    def _report(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()
         for start in range(0, len(text), _MAX_LINE):
             piece = text[start : start + _MAX_LINE]
             self.tail.append(piece)
-            self._num_said += 1
-            if self._num_said <= _MAX_LINES:
+            self._num_lines += 1
+            if self._num_lines <= _MAX_LINES:
                 self._say(piece)
 
 
@@ -152,9 +154,9 @@ async def run_command(
     say: Callable[[str], None],
     timeout_s: float,
 ) -> Ended:
-    """Run `argv`; its exit code as a shell gives it, -1 when there was none to be had."""
+    """Run `argv` and return its exit code as a shell reports it, or -1 if there is none."""
     output, out = os.pipe()
-    status, told = os.pipe()
+    status, status_out = os.pipe()
     pid = os.posix_spawn(
         "/bin/sh",
         ["sh", "-c", _SHELL, "sh", cwd, *argv],
@@ -163,11 +165,11 @@ async def run_command(
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_DUP2, out, 1),
             (os.POSIX_SPAWN_DUP2, 1, 2),
-            (os.POSIX_SPAWN_DUP2, told, _STATUS_FD),
+            (os.POSIX_SPAWN_DUP2, status_out, _STATUS_FD),
         ],
         setsid=True,
     )
-    for end in (out, told):
+    for end in (out, status_out):
         os.close(end)
     lines = _Lines(say)
     reading = asyncio.ensure_future(_read(output, lines.add))
@@ -193,7 +195,7 @@ async def run_command(
 
 
 async def _read(fd: int, add: Callable[[bytes], None]) -> None:
-    """Everything that comes, until the last writer has gone."""
+    """Read until the last writer closes the pipe."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0)
@@ -206,7 +208,7 @@ async def _read(fd: int, add: Callable[[bytes], None]) -> None:
 
 
 class Overlay:
-    """The overlay of one node, in `folder`."""
+    """Overlay of one node, in `folder`."""
 
     def __init__(self, folder: Path, python: str) -> None:
         self.folder = folder
@@ -222,11 +224,11 @@ class Overlay:
         return next(self.folder.glob("lib/python*/site-packages"), None)
 
     def make(self) -> list[str]:
-        """The command that makes it, anew if it is there."""
+        """Return the command that creates the overlay, replacing an existing one."""
         return [self._below, "-c", _MAKE, str(self.folder)]
 
     def paths(self) -> list[str]:
-        """Where imports should look first: what is installed here, editable projects with it."""
+        """Return the import paths of the overlay, including its editable projects."""
         site = self._site
         if site is None:
             return []
@@ -237,7 +239,7 @@ class Overlay:
         return folders
 
     def environ(self, env: Mapping[str, str]) -> dict[str, str]:
-        """The environment steps run in: `python` and `pip` are the overlay's."""
+        """Return the environment of a step, in which `python` and `pip` are the overlay's."""
         kept = {name: value for name, value in env.items() if name not in _MISLEADING}
         path = env.get("PATH", "/usr/local/bin:/usr/bin:/bin")
         return {
@@ -249,40 +251,40 @@ class Overlay:
         }
 
     def lend(self) -> list[str]:
-        """The command after which uv knows what is installed below."""
+        """Return the command that makes the image's packages visible to uv."""
         return [self._below, "-c", _LEND, str(self._site), _LENT]
 
     def take_back(self) -> None:
-        """What was lent is only true for uv: it goes when uv has ended."""
+        """Remove the metadata that `lend` copied, because it is only correct while uv runs."""
         site = self._site
         for mark in site.glob("*.dist-info/INSTALLER") if site else ():
             if mark.read_text(errors="replace") == _LENT:
                 shutil.rmtree(mark.parent)
 
     def pip(self, words: Sequence[str]) -> list[list[str]]:
-        """The commands that install `words` with pip."""
-        # not `-m pip`, which would look for pip's own imports in the project first
+        """Return the commands that install `words` with pip."""
+        # `-m pip` would resolve pip's own imports from the project first
         pip = [self.python, str(self.folder / "bin" / "_pip.py"), "install", "--no-input"]
         pip += ["--progress-bar", "off"]
         wheels = [word for word in words if word.endswith(_WHEEL)]
-        # of a wheel pip compares the version only, and one under work keeps its version
-        anew = [[*pip, "--force-reinstall", "--no-deps", *wheels]] if wheels else []
-        return [*anew, [*pip, *words]]
+        # pip compares only the version, which a wheel in development keeps between builds
+        reinstall = [[*pip, "--force-reinstall", "--no-deps", *wheels]] if wheels else []
+        return [*reinstall, [*pip, *words]]
 
     def uv(self, uv: str, words: Sequence[str]) -> list[str]:
-        """The command that installs `words` with uv."""
+        """Return the command that installs `words` with uv."""
         wheels = [Path(word).name.partition("-")[0] for word in words if word.endswith(_WHEEL)]
-        anew = [word for name in wheels for word in ("--reinstall-package", name)]
-        return [uv, "pip", "install", "--no-progress", "--python", self.python, *anew, *words]
+        reinstall = [word for name in wheels for word in ("--reinstall-package", name)]
+        return [uv, "pip", "install", "--no-progress", "--python", self.python, *reinstall, *words]
 
     def find_uv(self, env: Mapping[str, str]) -> str | None:
-        """uv, where it is there and nobody has told pip alone where packages come from."""
-        told = {name for name in env if name.startswith("PIP_")} - _HARMLESS
+        """Return the path of uv, or None if it is missing or pip has settings that uv would not read."""
+        settings = {name for name in env if name.startswith("PIP_")} - _HARMLESS
         configs = [Path(name.replace("~", env.get("HOME", "/"), 1)) for name in _CONFIGS]
         configs.append(self.folder / "pip.conf")
-        if env.get(_CONFIG) == os.devnull:  # for pip too this means: none
-            told, configs = told - {_CONFIG}, []
-        if told or any(path.exists() for path in configs):
+        if env.get(_CONFIG) == os.devnull:  # pip then reads no configuration file at all
+            settings, configs = settings - {_CONFIG}, []
+        if settings or any(path.exists() for path in configs):
             return None
         return shutil.which("uv", path=env.get("PATH"))
 
@@ -297,9 +299,9 @@ async def run_steps(
     say: Say,
     timeout_s: float = TIMEOUT_S,
 ) -> list[str]:
-    """Run what this node has not run yet; the import paths to put first for ranks.
+    """Run the steps that this node has not run yet and return the import paths that ranks put first.
 
-    `say` gets every line of output as it comes. Each step has `timeout_s`.
+    `say` receives every line of output as it arrives. Each step may take `timeout_s`.
     """
     make_own(folder)
     async with _locked(folder / "steps.lock", timeout_s):
@@ -313,7 +315,9 @@ async def run_steps(
         started_s = time.monotonic()
         if steps and kept is None:
             await runner.make()
-        _write_done(folder, python, done)  # first forgotten, then run: half a step is no step
+        _write_done(
+            folder, python, done
+        )  # before any step runs, so that an interrupted one is not recorded
         for number in range(num_kept, len(steps)):
             await runner.run(steps[number], f"step {number + 1} of {len(steps)}")
             done.append({"hash": chain[number], "label": label(steps[number])})
@@ -324,18 +328,18 @@ async def run_steps(
 
 
 def label(step: ImageStep) -> str:
-    """A step as one would type it; passwords in addresses are left out."""
+    """Return a step as a user would type it, with passwords in URLs masked."""
     text = step.command if isinstance(step, RunStep) else f"pip install {shlex.join(step.packages)}"
     return _PASSWORD.sub(r"\1***@", text)
 
 
 def make_chain(steps: Sequence[ImageStep], cwd: Path) -> list[str]:
-    """What each step is known by: its content and that of all before it."""
+    """Return a hash for each step, computed from its content and that of all earlier steps."""
     digests, last = [], b""
     for step in steps:
         digest = hashlib.sha256(last + json.dumps(to_json(step), sort_keys=True).encode())
         for path in _local_files(step, cwd):
-            name = os.path.relpath(path, cwd)  # which a link may have put elsewhere
+            name = os.path.relpath(path, cwd)  # a symbolic link may lead out of `cwd`
             digest.update(name.encode() + b"\0" + path.read_bytes())
         last = digest.digest()
         digests.append(digest.hexdigest())
@@ -343,12 +347,12 @@ def make_chain(steps: Sequence[ImageStep], cwd: Path) -> list[str]:
 
 
 def _local_files(step: ImageStep, cwd: Path) -> list[Path]:
-    """Files of the project that a pip step names: wheels, requirements, folders."""
+    """Return the project's files that a pip step names: wheels, requirements, folders."""
     files: list[Path] = []
     last = ""
     for word in step.packages if isinstance(step, PipStep) else ():
         text = word.partition("=")[2] if word.startswith("--") else word.partition("[")[0]
-        # pip takes a bare name for a package, whatever folders there are
+        # pip treats a bare name as a package, even if a folder has that name
         is_value = word.startswith("--") or (last.startswith("-") and "=" not in last)
         is_path = is_value or "/" in text or text.startswith(".")
         path, last = cwd / text, word
@@ -371,7 +375,7 @@ def _find_files(folder: Path) -> list[Path]:
 
 
 def _read_done(folder: Path, python: str) -> list[dict[str, str]] | None:
-    """What was run here; None when it was for another interpreter, or nobody can tell."""
+    """Return the steps that ran here, or None if they ran for another interpreter or are unknown."""
     try:
         kept = json.loads((folder / STEPS_FILE).read_bytes())
         is_same = kept["python"] == os.path.realpath(python)
@@ -395,18 +399,20 @@ def _say_left(gone: Sequence[Plain], steps: Sequence[ImageStep], say: Say) -> No
     asked = {label(step) for step in steps}
     for step in gone:
         if step["label"] not in asked:
-            say(f"no longer a step: {step['label']}; what it did stays on this node until replaced")
+            say(f"no longer a step: {step['label']}; its effects stay on this node until replaced")
 
 
 def _say_faster(num_run: int, took_s: float, say: Say) -> None:
     count = "1 step" if num_run == 1 else f"{num_run} steps"
-    say(f"{count} took {took_s:.1f} s here, as on every new node; a built image would not:")
+    say(
+        f"{count} took {took_s:.1f} s and will run on every new node; to avoid that, build an image:"
+    )
     say("windlass image FILE.py prints its Dockerfile")
 
 
 @contextlib.asynccontextmanager
 async def _locked(path: Path, timeout_s: float) -> AsyncIterator[None]:
-    """Nodes that share a machine share what was installed: one at a time."""
+    """Hold the lock of the overlay, which nodes on one machine share."""
     with path.open("w") as file:
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -417,14 +423,14 @@ async def _locked(path: Path, timeout_s: float) -> AsyncIterator[None]:
                 if time.monotonic() > deadline_s:
                     raise StepFailed(
                         f"another agent has been running steps in {path.parent} for {timeout_s:g} s",
-                        hint="windlass ls shows what runs here",
+                        hint="run windlass ls to list what runs here",
                     ) from None
                 await asyncio.sleep(0.05)
         yield
 
 
 class _Runner:
-    """Runs single steps over one overlay."""
+    """Runner of single steps on top of one overlay."""
 
     def __init__(
         self, overlay: Overlay, cwd: Path, env: dict[str, str], say: Say, timeout_s: float
@@ -436,13 +442,11 @@ class _Runner:
         self._timeout_s = timeout_s
 
     async def make(self) -> None:
-        """Make the overlay."""
         ended = await self._command(self._overlay.make())
         if ended.code != 0:
-            raise self._failed("a place to install to", "python -m venv", ended)
+            raise self._failed("creating the overlay", "python -m venv", ended)
 
     async def run(self, step: ImageStep, which: str) -> None:
-        """Run one step to its end."""
         self._say(f"{which}: {label(step)}")
         if isinstance(step, PipStep):
             ended = await self._install(list(step.packages))
@@ -457,7 +461,7 @@ class _Runner:
             ended = await self._install_with_uv(uv, words)
             if ended.code == 0:
                 return ended
-            self._say("uv could not; pip may")
+            self._say("uv failed; trying pip")
         for command in self._overlay.pip(words):
             ended = await self._command(command)
             if ended.code != 0:
@@ -465,7 +469,7 @@ class _Runner:
         return ended
 
     async def _install_with_uv(self, uv: str, words: list[str]) -> Ended:
-        self._overlay.take_back()  # of an agent that was killed in between
+        self._overlay.take_back()  # left behind by an agent that was killed
         try:
             ended = await self._command(self._overlay.lend())
             if ended.code == 0:
@@ -481,15 +485,17 @@ class _Runner:
 
     def _failed(self, which: str, text: str, ended: Ended, kind: str = "") -> StepFailed:
         if ended.is_late:
-            how = f"was not done in {self._timeout_s:g} s"
+            how = f"did not finish within {self._timeout_s:g} s"
         else:
             how = f"exit code {ended.code}"
-        hint = "run it by hand in the image to see more"
+        hint = "run it by hand in the image for details"
         if ended.code == _KILLED:
-            hint = "it was killed, most likely for its memory: give the compute more"
+            hint = "it was killed, probably for lack of memory: give the compute more"
         elif "No module named pip" in ended.tail:
-            hint = "the image has neither pip nor uv: use one that has, or add it to the image"
+            hint = "the image has neither pip nor uv: add one, or use another image"
         elif kind == "pip":
-            hint = "look at name, version and index; a node without a network takes a wheel of the project: "
+            hint = (
+                "check name, version and index; without a network, install a wheel of the project: "
+            )
             hint += 'pip_install(["./wheels/NAME.whl"])'
         return StepFailed(f"{which}, {text}: {how}\n{ended.tail}".rstrip(), hint=hint)

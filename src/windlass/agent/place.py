@@ -1,7 +1,7 @@
-"""An agent's place among the nodes of its job, from what its engine left in its surroundings.
+"""Place of an agent among the nodes of its job, from the variables that its engine set.
 
-One table of sources, asked in order; each fact is taken from the first that tells it. Pure: variables and
-the host name are arguments. What an agent does in its place is not known here.
+A table lists the sources in order, and each fact comes from the first source that provides it. This module
+performs no I/O: the variables and the host name are arguments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NUM_NODES = re.compile(r"(?:[0-9]{1,6}:)?([1-9][0-9]{0,5})")  # torchrun's MIN:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceSource:
-    """Which variables give a node's place on one kind of engine; empty: that kind does not say."""
+    """Variables that give a node's place on one kind of engine. Empty if that kind has none."""
 
     engine: str
     index: str = ""
@@ -44,29 +44,29 @@ SOURCES = (
         num_nodes=names.PET_NNODES,
         lead=names.PET_MASTER_ADDR,
     ),
-    # RANK counts pods there, the Master first; WORLD_SIZE does not: it may count processes
+    # There, RANK counts pods, the Master first. WORLD_SIZE may count processes, so it is not used.
     PlaceSource(engine="PyTorchJob", index=names.RANK, lead=names.MASTER_ADDR),
-    # and at last the number at the end of the host name: a StatefulSet's ordinal, or that of a worker of
-    # a PyTorchJob without a Master
+    # The last resort is the number at the end of the host name: the ordinal of a StatefulSet's pod, or of a
+    # worker of a PyTorchJob without a Master.
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlace:
-    """Where one agent stands."""
+    """Place of one agent."""
 
-    index: int | None  # None: the lead gives it one
-    lead: str  # the host at which the lead is found
-    num_nodes: int | None = None  # None: only the plan tells
-    num_losses: int = 0  # how many nodes of this index there were before
+    index: int | None  # None: the lead assigns it
+    lead: str  # host name of the lead
+    num_nodes: int | None = None  # None: only the plan has it
+    num_losses: int = 0  # how many earlier nodes had this index
 
 
 def find_place(environ: Mapping[str, str], host: str) -> NodePlace:
-    """The place that `environ` and the host name give; EngineError if they give none."""
+    """Return the place that `environ` and the host name give. Raise EngineError if they give none."""
     lead = _find(environ, *(source.lead for source in SOURCES))
     if lead is None:
         raise EngineError(
-            "nothing in this pod tells where the lead is",
+            "nothing in this pod says where the lead is",
             hint=f"its engine must set {names.LEAD} to a host name",
         )
     losses = _find(environ, *(source.losses for source in SOURCES))
@@ -85,22 +85,22 @@ def find_place(environ: Mapping[str, str], host: str) -> NodePlace:
 
 
 def _find(environ: Mapping[str, str], *variables: str) -> tuple[str, str] | None:
-    """The first variable that is set to anything, and its value."""
+    """Return the name and value of the first variable that is set and not empty."""
     return next(((name, environ[name]) for name in variables if environ.get(name)), None)
 
 
 def _find_index(environ: Mapping[str, str], host: str) -> int | None:
-    told = _find(environ, *(source.index for source in SOURCES))
-    if told == (names.NODE_INDEX, names.INDEX_FROM_LEAD):
+    found = _find(environ, *(source.index for source in SOURCES))
+    if found == (names.NODE_INDEX, names.INDEX_FROM_LEAD):
         return None
-    if told is not None:
+    if found is not None:
         first = environ.get(names.FIRST_INDEX) or "0"
-        return _read_number(*told) + _read_number(names.FIRST_INDEX, first)
+        return _read_number(*found) + _read_number(names.FIRST_INDEX, first)
     ordinal = _ORDINAL.search(host.partition(".")[0])
     if ordinal is None:
         variables = ", ".join(source.index for source in SOURCES)
         raise EngineError(
-            f"nothing in this pod tells which node it is: none of {variables} is set, "
+            f"nothing in this pod says which node it is: none of {variables} is set, "
             f"and its host name {host!r:.80} does not end in a number",
             hint=f"its engine must set {names.NODE_INDEX}",
         )
@@ -108,13 +108,13 @@ def _find_index(environ: Mapping[str, str], host: str) -> int | None:
 
 
 def _find_num_nodes(environ: Mapping[str, str]) -> int | None:
-    told = _find(environ, *(source.num_nodes for source in SOURCES))
-    if told is None:
+    found = _find(environ, *(source.num_nodes for source in SOURCES))
+    if found is None:
         return None
-    number = _NUM_NODES.fullmatch(told[1])
+    number = _NUM_NODES.fullmatch(found[1])
     if number is None:
         raise EngineError(
-            f"{told[0]} is {told[1]!r:.40}, which is no number of nodes",
+            f"{found[0]} is {found[1]!r:.40}, which is not a number of nodes",
             hint="it must be a number from 1, or MIN:MAX",
         )
     return int(number[1])

@@ -1,6 +1,6 @@
-"""How long agents that do not hear each other wait before they act: the times that keep two worlds apart.
+"""Time limits for agents that do not hear from each other, which keep two worlds from overlapping.
 
-Numbers only, and what follows from them. Clocks of machines are never compared: each counts on its own.
+The clocks of machines are never compared. Each machine measures durations with its own clock.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ HEARTBEAT_S = 1.0
 
 
 class Parting(enum.Enum):
-    """How a node went out of its lead's sight."""
+    """Way in which the lead lost the connection to a node."""
 
-    CLOSED = "closed"  # its machine ended the connection: its agent is dead, or had no ranks left
-    LEAVING = "leaving"  # it said that it goes; its ranks have their grace
-    CUT = "cut"  # silence, or a connection that broke: its ranks may be running
+    CLOSED = "closed"  # its machine closed the connection: its agent exited or had no ranks.
+    LEAVING = "leaving"  # it announced its exit, and its ranks have their grace period.
+    CUT = "cut"  # it was silent or the connection broke, so its ranks may be running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilenceLimits:
-    """The times of one job's agents."""
+    """Time limits of one job's agents."""
 
-    silence_s: float = 4.0  # a node on another machine that says nothing for so long is lost
-    fence_s: float = 10.0  # a node that has not heard its lead for so long ends its ranks
-    cut_grace_s: float = 5.0  # what ranks have to end then, however long their grace is
-    slack_s: float = 1.0  # for what was on its way, and timers that are late
+    silence_s: float = 4.0  # a node on another machine is lost after this silence.
+    fence_s: float = 10.0  # a node ends its ranks when its lead is silent this long.
+    cut_grace_s: float = 5.0  # their grace period is then limited to this.
+    slack_s: float = 1.0  # margin for data in flight and late timers.
 
     @property
     def ranks_gone_s(self) -> float:
-        """A node's ranks are dead when it has not heard its lead for so long, whatever its agent does."""
+        """Silence of the lead after which a node's ranks are dead, even if its agent is stuck."""
         return self.fence_s + self.cut_grace_s
 
     @property
     def node_gone_s(self) -> float:
-        """A lead that hung up on a silent node knows that its ranks are dead after so long."""
+        """Time after which the ranks of a node that the lead hung up on are certainly dead."""
         return self.ranks_gone_s + self.slack_s
 
     @property
     def world_gone_s(self) -> float:
-        """A node that has not heard its lead knows that all ranks of that lead are dead after so long.
+        """Silence of the lead after which a node knows that all ranks of that lead are dead.
 
-        The lead may have heard this node until it hung up, missed it after its silence, and lost another
-        node at that moment, which then ends its own ranks.
+        The worst case: the lead hears this node until the node hangs up, and notices the loss after
+        `silence_s`. It loses another node at that moment, and that node then ends its own ranks.
         """
         return self.fence_s + self.silence_s + self.node_gone_s
 

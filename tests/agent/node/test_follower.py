@@ -214,7 +214,7 @@ def test_a_lead_that_falls_silent_is_taken_for_gone(tmp_path):
 
     lead = HandMadeLead(beats=False)
     follow(tmp_path, visit, make_job(nodes=2, work=SLEEP), lead=lead, sight={"fence_s": 2.5})
-    assert "the lead has said nothing for 2.5 s" in (tmp_path / "follower.log").read_text()
+    assert "the lead has sent nothing for 2.5 s" in (tmp_path / "follower.log").read_text()
 
 
 def test_while_its_place_is_taken_it_tries_again(tmp_path):
@@ -235,7 +235,7 @@ def test_told_to_stop_it_says_so_and_ends_its_ranks(tmp_path):
         pid = await find_pid(peer)
         process.send_signal(signal.SIGTERM)
         await until(lambda: peer.find("leaving"), "it says that it leaves")
-        assert peer.find("leaving")["why"] == "it was told to stop (SIGTERM)"
+        assert peer.find("leaving")["why"] == "it received SIGTERM"
         assert await ended(process) == 143
         assert not is_running(pid)
 

@@ -242,13 +242,13 @@ def test_a_package_that_is_not_there(ground):
     ground.wheels.mkdir(parents=True)
     with pytest.raises(StepFailed, match="No matching distribution found for nonesuch") as caught:
         ground.run(index(ground, "nonesuch"))
-    assert "takes a wheel of the project" in caught.value.hint
+    assert "install a wheel of the project" in caught.value.hint
     assert json.loads((ground.folder / "steps.json").read_text())["done"] == []
 
 
 def test_a_command_that_takes_too_long_is_ended_with_all_below_it(ground):
     ground.project.mkdir()
-    with pytest.raises(StepFailed, match=r"sleep 600 .* was not done in 2 s"):
+    with pytest.raises(StepFailed, match=r"sleep 600 .* did not finish within 2 s"):
         ground.run(sh("echo $$ > pid; sleep 600 & wait"), timeout_s=2.0)
     group = int((ground.project / "pid").read_text())
     wait_for(lambda: not _is_alive(group), "nothing of it runs", 10.0)
@@ -303,7 +303,7 @@ def test_passwords_in_addresses_are_not_told():
 
 
 def test_an_unknown_step_is_refused():
-    with pytest.raises(ProtocolError, match="'copy' is not a kind that is known here"):
+    with pytest.raises(ProtocolError, match="unknown kind 'copy'"):
         read_step({"kind": "copy"})
     with pytest.raises(ProtocolError, match="expected str, found 3"):
         read_step({"kind": "run", "command": 3})
@@ -367,7 +367,7 @@ def test_pip_does_what_uv_cannot(uv):
     make_wheel(uv.wheels, "small", "1.0")
     step = pip("--no-index", "--find-links", "wheels", "--no-warn-script-location", "small")
     paths = uv.run(step)
-    assert "uv could not; pip may" in uv.said
+    assert "uv failed; trying pip" in uv.said
     assert uv.ask(paths, "import small; print(small.VERSION)") == "1.0"
 
 

@@ -1,1 +1,1 @@
-"""Runs in every agent: joins the lead, starts and ends ranks, keeps their output."""
+"""Code that runs in every agent: joining the lead, starting and ending ranks, keeping their output."""

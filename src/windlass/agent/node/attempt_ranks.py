@@ -1,7 +1,7 @@
-"""The ranks of a job on one node, one attempt at a time.
+"""Ranks of a job on one node, one attempt at a time.
 
-What a rank did is read from its reports, its result file and its exit, and told to the lead, which says what
-follows.
+The node learns what a rank did from its reports, its result file and its exit. It passes that on to the lead,
+which decides what follows.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ logger = logging.getLogger(__name__)
 
 
 class AttemptRanks:
-    """One attempt's ranks here."""
+    """Ranks of one attempt on this node."""
 
     def __init__(self, node: Node, ranks: WorldRanks) -> None:
         self.ranks = ranks
         self._node = node
         self._tell = node.tell
-        self._done: set[int] = set()  # whose outcome is told; they wait for their peers
+        self._done: set[int] = set()  # outcome reported, waiting for their peers
 
     @property
     def is_over(self) -> bool:
-        """Once it was told to end: what its ranks left behind may serve those of other nodes until then."""
+        """True once the lead has ordered the end. Other ranks may use what these left behind until then."""
         return self.ranks.stopped_at_s is not None
 
     def started(self, rank: int, pid: int) -> None:
@@ -53,7 +53,7 @@ class AttemptRanks:
         self._tell(RankStarted(rank=rank, pid=pid))
 
     def exited(self, rank: LiveRank, code: int) -> None:
-        """A rank's process is gone, or will never be there."""
+        """Report the outcome of a rank whose process has exited, or could not be started."""
         self.ranks.remove(rank)
         if rank.pid is None:
             outcome = Outcome(
@@ -86,7 +86,7 @@ class AttemptRanks:
             return None
 
     def report(self, message: RankRunning | RankDone | RankRaised) -> None:
-        """What a rank says itself."""
+        """Pass on a report that a rank sent."""
         if isinstance(message, RankRaised):
             self._note_done(message.rank)
             outcome, stopped_at_s = message.header.outcome(), self.ranks.stopped_at_s
@@ -103,12 +103,12 @@ class AttemptRanks:
             self.release_done()
 
     def release_done(self) -> None:
-        """Let ranks that wait for their peers go on to their end."""
+        """Release the ranks that wait for their peers, so that they exit."""
         for rank in self._done & self.ranks.live.keys():
             release(self._node.context.run_dir, rank=rank, attempt=self.ranks.number)
 
     def stop(self, order: EndWorld) -> None:
-        """Ask every rank to end, but those that are done, which end by themselves and lose nothing."""
+        """Ask every rank to end, except those that are done, which exit by themselves."""
         live = self.ranks.live
         if self.ranks.stopped_at_s is None:
             working = [rank for rank in live.values() if rank.number not in self._done]
@@ -120,7 +120,7 @@ class AttemptRanks:
             self.ranks.kill_after_grace(order.within_s)
 
     def sweep(self) -> None:
-        """End what ranks left behind: grandchildren, daemons of theirs, their store."""
+        """Kill what the ranks left behind: grandchildren, daemons and their store."""
         processes.kill_descendants(os.getpid(), spare=frozenset({self._node.forks.pid}))
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class AttemptRanks:
 
 
 class JobOrders:
-    """What only the lead of a job orders."""
+    """Handlers for the orders that only the lead of a job gives."""
 
     def __init__(self, node: Node, *, echo: Echo | None = None) -> None:
         self._node = node

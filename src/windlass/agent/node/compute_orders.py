@@ -1,7 +1,8 @@
-"""Orders of a compute's lead on one node: set it up, bring its code up to date, run calls in its ranks.
+"""Handlers for the orders of a compute's lead: set up the node, update its code, and run calls in its ranks.
 
-ComputeOrders adds its handlers to the Node; CallRanks is a world of ranks that take calls; ComputeSetup runs
-the image's steps and starts the fork server anew when they change. Agents of jobs do not import this.
+`ComputeOrders` registers its handlers with the `Node`. `CallRanks` is a world of ranks that take calls.
+`ComputeSetup` runs the image's steps and restarts the fork server when they change. Agents of jobs do not
+import this module.
 """
 
 from __future__ import annotations
@@ -50,25 +51,25 @@ from windlass.wire.messages.forkserver import ForkRank
 from windlass.wire.messages.worlds import EndWorld, RankEnded
 from windlass.wire.payloads import forget
 
-# What each rank would else import for itself.
+# Imported in the fork server, so that no rank has to import them itself.
 _OURS = ("cloudpickle", "windlass.agent.rank.call_rank")
 
 
 class ComputeSetup:
-    """The set-up of one node."""
+    """Environment and image steps of one node."""
 
     def __init__(self, context: AgentContext, forks: ForkServer) -> None:
         self._context = context
         self._forks = forks
-        self._env: dict[str, str | None] = {}  # None: one of the plan's that is taken away
+        self._env: dict[str, str | None] = {}  # None: the plan's variable is removed
         self._steps: list[ImageStep] = []
         self._hidden: dict[str, str] = {}
-        self.paths: list[str] = []  # of what the steps installed
-        self._one = asyncio.Lock()  # a call that was cancelled leaves its set-up running
+        self.paths: list[str] = []  # import paths of what the steps installed
+        self._lock = asyncio.Lock()  # the set-up of a cancelled call keeps running
 
     async def apply(self, order: SetUpNode, say: Callable[[str], None]) -> bool:
-        """Run the steps that were not run yet; whether the fork server was started anew."""
-        async with self._one:
+        """Run the steps that have not run yet. Return whether the fork server was restarted."""
+        async with self._lock:
             return await self._apply(order, say)
 
     async def _apply(self, order: SetUpNode, say: Callable[[str], None]) -> bool:
@@ -99,18 +100,18 @@ class ComputeSetup:
 
 @dataclass(slots=True)
 class RankCalls:
-    """What one rank has been given, and what it has answered."""
+    """Call state of one rank."""
 
     channel: NodeEnd
-    call: str = ""  # the one it has not answered yet
+    call: str = ""  # the call that it has not answered yet
     has_answered: bool = False
-    answered: str = ""  # the last one that it has
-    has_missed: bool = False  # a call was for it, and it was gone
-    has_begun: bool = False  # it has said something of its call
+    answered: str = ""  # the last call that it answered
+    has_missed: bool = False  # a call came after it had exited
+    has_begun: bool = False  # it has sent a message about its call
 
 
 class CallRanks:
-    """One world's ranks here. With `keep` they stay after a call. `tell` takes what they say."""
+    """Ranks of one world on this node. With `keep` they stay after a call. `tell` sends their messages."""
 
     is_over = True
 
@@ -120,10 +121,10 @@ class CallRanks:
         self._tell = tell
         self._echo = echo
         self._calls: dict[int, RankCalls] = {}
-        self._file = ""  # the payload of the current call, if it is this node's to remove
+        self._file = ""  # the payload of the current call, if this node must remove it
 
     def start(self, node: Node, request: ForkRank) -> None:
-        """Start a rank; it waits for calls."""
+        """Start a rank, which then waits for calls."""
         rank = request.rank
         channel = NodeEnd(asyncio.get_running_loop(), functools.partial(self._take, rank))
         self._calls[rank] = RankCalls(channel)
@@ -143,7 +144,7 @@ class CallRanks:
                 calls.call, calls.has_missed, calls.has_begun = order.id, not is_sent, False
 
     def _take(self, rank: int, frame: Frame) -> None:
-        """What a rank says; what it printed before that comes first."""
+        """Pass on a rank's message, after the output that it printed earlier."""
         message = CALL_RANK_TO_NODE.read(frame.header)
         calls = self._calls.get(rank)
         if calls is None:
@@ -152,7 +153,7 @@ class CallRanks:
         calls.has_begun = True
         if isinstance(message, CallAnswer):
             if self.ranks.stopped_at_s is not None:
-                calls.channel.close()  # it was asked to end, and is done: nothing more will come
+                calls.channel.close()  # it was asked to end and has answered, so no more calls follow
             calls.call, calls.has_answered, calls.answered = "", True, calls.call
             if self._file and not any(other.call for other in self._calls.values()):
                 self._forget_file()
@@ -174,7 +175,7 @@ class CallRanks:
         self.ranks.started(rank, pid)
 
     def exited(self, rank: LiveRank, code: int) -> None:
-        """A rank's process is gone; what it said last is heard first."""
+        """Handle the exit of a rank's process, after its last messages."""
         calls = self._calls[rank.number]
         while calls.channel.read():
             pass
@@ -189,27 +190,27 @@ class CallRanks:
             self._tell(RankEnded(outcome=outcome, answered=calls.answered, given=given))
 
     def report(self, message: Message) -> None:
-        """Nothing: ranks that take calls say all else as answers."""
+        """Ignore the report. Ranks that take calls send answers instead."""
 
     def stop(self, order: EndWorld) -> None:
-        """End every rank: those that wait for calls are told that none will come, the others are asked.
+        """End every rank: close the channels of waiting ranks, and signal those that run a call.
 
-        With `now` those in a call are killed at once.
+        With `now`, kill the ranks that run a call immediately.
         """
         working = [rank for rank in self.ranks.live.values() if self._calls[rank.number].call]
         if self.ranks.stopped_at_s is None:
             self.ranks.ask_to_end(working, order.signal)
             for calls in self._calls.values():
                 if not calls.call:
-                    calls.channel.close()  # it ends by itself, exit handlers and all
+                    calls.channel.close()  # it exits by itself and runs its exit handlers
         if order.now:
             self.ranks.kill(working)
         self.ranks.kill_after_grace(order.within_s)
 
     def sweep(self) -> None:
-        """End what its ranks left behind: in their sessions, or started with their variables.
+        """Kill what the ranks left behind: processes in their sessions or with their variables.
 
-        Others may have been forked this moment and be unknown yet, so nothing else is touched.
+        Other processes are spared, because they may be ranks that were forked just now.
         """
         mark = f"{names.ATTEMPT}={self.ranks.number}".encode()
         for pid in processes.find_descendants(os.getpid()):
@@ -217,13 +218,13 @@ class CallRanks:
                 processes.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """All its ranks are gone."""
+        """Release the world after its last rank has exited."""
         self._forget_file()
         self.ranks.close()
 
 
 class ComputeOrders:
-    """The projects, the set-up and the calls of one node; `ship` where its lead is on another machine."""
+    """Projects, set-up and calls of one node. `ship` is set if its lead is on another machine."""
 
     def __init__(self, node: Node, *, echo: Echo | None = None, ship: Ship | None = None) -> None:
         context = node.context
@@ -247,14 +248,14 @@ class ComputeOrders:
     # -- worlds and calls ----------------------------------------------------------------------
 
     def _fork(self, order: ForkWorld, _body: bytes) -> None:
-        """Fork the ranks of a world; they wait for calls."""
+        """Fork the ranks of a world, which then wait for calls."""
         node, plan, number = self.node, self.node.context.plan, order.world
         world = plan.with_nodes(order.nodes)
         here = next(one for one in world.nodes if one.index == node.context.index)
         ranks = CallRanks(
             node.make_ranks(number, order.preload),
             keep=order.about.keep,
-            tell=self._tell_of_rank,
+            tell=self._send_answer,
             echo=self._echo,
         )
         node.worlds[number] = ranks
@@ -265,7 +266,7 @@ class ComputeOrders:
             peer_wait_s=plan.peer_wait_s,
         )
         framework = load_framework(about.framework)
-        meeting = Meeting(address="", port=0)  # which the first call tells
+        meeting = Meeting(address="", port=0)  # the first call provides it
         for rank in here.ranks:
             env = framework.make_env(world, rank, attempt=number, meeting=meeting)
             request = ForkRank(
@@ -278,7 +279,7 @@ class ComputeOrders:
             ranks.start(node, request)
 
     def _give(self, order: RunCall | MakeObject | SendMore, body: bytes) -> None:
-        """Hand something to the ranks of a world; a call for ranks that are gone is answered for them."""
+        """Pass a message to the ranks of a world. If they are gone, report a call as failed."""
         world = self.node.worlds.get(order.world)
         if isinstance(world, CallRanks):
             world.send(order, body)
@@ -287,8 +288,8 @@ class ComputeOrders:
                 payloads.forget(order.file)
             self.node.tell(WorldAbsent(world=order.world))
 
-    def _tell_of_rank(self, message: Message, body: bytes = b"") -> None:
-        """An answer; one that lies in a file goes there by parts, if the lead is elsewhere."""
+    def _send_answer(self, message: Message, body: bytes = b"") -> None:
+        """Send an answer. If it lies in a file and the lead is on another machine, send the file in parts."""
         if self._ship and isinstance(message, (CallAnswer, CallItem)) and message.file:
             self._start(self._ship_answer(message, self._ship))
         else:
@@ -302,25 +303,25 @@ class ComputeOrders:
     # -- code and set-up -----------------------------------------------------------------------
 
     def _sync(self, order: SyncCode, body: bytes) -> None:
-        told = CodeSynced(project=order.project, digest=order.digest)
+        report = CodeSynced(project=order.project, digest=order.digest)
         try:
             self.projects.apply(order, body)
         except (WindlassError, OSError) as error:
-            told = told.replaced(error=str(error))
-        self.node.tell(told)
+            report = report.replaced(error=str(error))
+        self.node.tell(report)
 
     async def _set_up(self, order: SetUpNode) -> None:
-        told = NodeSetUp(digest=order.digest)
+        report = NodeSetUp(digest=order.digest)
         try:
             if await self._setup.apply(order, lambda line: self.node.tell(SettingUp(line=line))):
                 self.node.forget_children()
         except WindlassError as error:
-            told = told.replaced(error=error.message, hint=error.hint)
+            report = report.replaced(error=error.message, hint=error.hint)
         except OSError as error:
-            told = told.replaced(error=str(error))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the lead waits for an answer
-            told = told.replaced(error=f"{type(error).__name__}: {error}")
-        self.node.tell(told)
+            report = report.replaced(error=str(error))
+        except Exception as error:  # noqa: BLE001 - the lead waits for an answer in any case
+            report = report.replaced(error=f"{type(error).__name__}: {error}")
+        self.node.tell(report)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

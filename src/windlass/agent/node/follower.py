@@ -1,8 +1,8 @@
-"""A follower: any node but node 0. Joins the lead, does what it says, and ends when it says so.
+"""Follower: any node but node 0. It joins the lead, carries out its orders, and exits when the job ends.
 
-In pods a lead that is gone is replaced: a follower ends its ranks, within a few seconds however long their
-grace is, so that no two attempts ever overlap, and waits for the next lead, whom it tells what the last one
-wanted remembered.
+In pods a lost lead is replaced. A follower that loses its lead ends its ranks within a few seconds, however
+long their grace period is, so that two attempts never overlap. Then it waits for the next lead, and sends it
+the state that the last lead asked it to keep.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _REFUSED_RETRY_S = 1.0
 
 
 class Follower:
-    """One node under a lead, or under one after another."""
+    """Agent of one node that follows a lead, or several leads in succession."""
 
     def __init__(
         self, context: AgentContext, forks: ForkServer, inputs: Inputs, echo: Echo | None
@@ -70,14 +70,14 @@ class Follower:
         self._context = context
         self._inputs = inputs
         self._link: Link | None = None
-        self._lost_s: float | None = None  # when the last lead was heard last, if it is gone
+        self._lost_s: float | None = None  # when the lost lead was last heard, or None
         self._was_closed = False
-        self._is_led = False  # whoever the link leads to has taken this node
+        self._is_led = False  # the peer of the link has accepted this node
         self._pump: FolderSender | None = None
-        self.has_ended = False  # the lead said so
-        self.has_failed = False  # the job ended, and did not succeed
+        self.has_ended = False  # set when the lead reports the end
+        self.has_failed = False  # the job ended without success
         self._given_by = context.given_by
-        self._is_replaced = False  # its index is another agent's by now
+        self._is_replaced = False  # another agent has its index now
         self.stop_requested = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._parts: PartStore | None = None
@@ -122,12 +122,12 @@ class Follower:
 
     def request_stop(self) -> None:
         """On SIGTERM, pass it on to the ranks and report the reason to the lead."""
-        self._send(NodeLeaving(why="it was told to stop (SIGTERM)"))
+        self._send(NodeLeaving(why="it received SIGTERM"))
         self.node.stop(now=False)
         self.stop_requested.set()
 
     async def run(self) -> int:
-        """Until the lead says that the job has ended; the exit code of the agent."""
+        """Follow until the job ends. Return the exit code of the agent."""
         work = asyncio.ensure_future(self._follow())
         leave = asyncio.ensure_future(self.stop_requested.wait())
         await asyncio.wait({work, leave}, return_when=asyncio.FIRST_COMPLETED)
@@ -135,7 +135,7 @@ class Follower:
         if work.done():
             return work.result()
         await self.node.idle()
-        is_led = self._link is not None  # then its lead has heard that the ranks are gone
+        is_led = self._link is not None  # then the lead knows that the ranks have exited
         work.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await work
@@ -149,7 +149,7 @@ class Follower:
         while True:
             try:
                 link = await self._connect()
-            except ProtocolError as error:  # a node of this index that is still leaving
+            except ProtocolError as error:  # an earlier node of this index may still be leaving
                 logger.warning("%s", error)
                 if not self._context.is_pod:
                     return 1
@@ -162,19 +162,21 @@ class Follower:
             if self.has_ended or not self._context.is_pod:
                 return code
             if self._is_replaced:
-                logger.error("another agent is node %s by now", self._context.index)
+                logger.error("another agent is now node %s", self._context.index)
                 return 1
-            logger.warning("the lead is gone: ending the ranks here, and waiting for the next one")
+            logger.warning(
+                "the lead is gone: ending the ranks here, then waiting for the next lead"
+            )
             self._end_ranks(link)
             await self.node.idle()
             if code:
                 await asyncio.sleep(_REFUSED_RETRY_S)
 
     def _end_ranks(self, link: Link) -> None:
-        """End the ranks in time; at once if this agent stood still, and is late already."""
-        sight = self._context.sight
-        is_late = link.is_silent and link.silent_for_s > sight.fence_s + sight.slack_s
-        self.node.stop(now=is_late, within_s=sight.cut_grace_s)
+        """End the ranks within the limit, or kill them now if this agent was unresponsive and is late."""
+        limits = self._context.sight
+        is_late = link.is_silent and link.silent_for_s > limits.fence_s + limits.slack_s
+        self.node.stop(now=is_late, within_s=limits.cut_grace_s)
 
     async def _connect(self) -> Link:
         plan = self._context.plan
@@ -191,10 +193,10 @@ class Follower:
     async def _serve(self, link: Link) -> int:
         self._link, self._is_led = link, False
         self.node.introduce(self._make_join())
-        sight = self._context.sight
-        fence_s = sight.fence_s
+        limits = self._context.sight
+        fence_s = limits.fence_s
         if self._context.is_pod:
-            link.watch(fence_s, clock=read_clock, stall_s=sight.silence_s)
+            link.watch(fence_s, clock=read_clock, stall_s=limits.silence_s)
         else:
             link.watch(fence_s)
         heart = asyncio.ensure_future(beat(link))
@@ -203,9 +205,9 @@ class Follower:
         try:
             await link.listen(self._take)
             if link.has_stalled:
-                logger.error("this agent stood still: its lead may have given it up")
+                logger.error("this agent was unresponsive: its lead may have given it up")
             elif link.is_silent:
-                logger.error("the lead has said nothing for %g s", fence_s)
+                logger.error("the lead has sent nothing for %g s", fence_s)
         except (ProtocolError, BundleError) as error:
             logger.error("%s", error)
             return 1
@@ -226,7 +228,7 @@ class Follower:
             self.node.renew_lease(link.heard_s)
 
     async def _hang_up(self, link: Link) -> None:
-        """In order only at the end: a lead takes that for the end of this node, ranks and all."""
+        """Close the link in order at the end, else abort it. An orderly close means that no ranks remain."""
         if self._is_led:
             self._lost_s = asyncio.get_running_loop().time() - link.silent_for_s
             self._was_closed = link.is_closed
@@ -250,7 +252,7 @@ class Follower:
         )
 
     def _make_lost_lead(self) -> LostLead | None:
-        """How the lead before this one was lost."""
+        """Return how the previous lead was lost, or None if none was."""
         if self._lost_s is None:
             return None
         ago_s = asyncio.get_running_loop().time() - self._lost_s
@@ -283,7 +285,7 @@ class Follower:
     def _end(self, message: EndAgent, _body: bytes) -> None:
         self.has_ended, self.has_failed = True, message.has_failed
         if self._parts is not None and self._link is not None:
-            # a compute that goes on without this node does not hang up
+            # a compute that continues without this node does not hang up
             self._start(self._link.close())
 
     def _take_piece(self, message: FilePiece, body: bytes) -> None:

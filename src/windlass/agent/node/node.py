@@ -1,10 +1,10 @@
-"""One node: starts and ends the ranks of its worlds when the lead says so, and tells how they fare.
+"""One node of a job or compute: starts and ends ranks as the lead orders, and reports what they do.
 
-Talks to the fork server below and to the lead above, which for node 0 is in the same process; decides
-nothing. NodeStores holds the stores in which ranks meet, each a fork of the fork server; ReportSocket
-takes the ranks' reports. What only a job's lead orders
-is in `agent.node.attempt_ranks`, what only a compute's does in `agent.node.compute_orders`: these add their
-handlers, and put their worlds into the node's table.
+A node passes orders to its fork server and events to its lead, and decides nothing. The lead of node 0 runs
+in the same process. `NodeStores` holds the stores where ranks rendezvous, each a fork of the fork server.
+`ReportSocket` receives the reports of ranks. `agent.node.attempt_ranks` handles the orders that only a job's
+lead gives, and `agent.node.compute_orders` those that only a compute's lead gives. Both register their
+handlers with the node and add their worlds to its table.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ logger = logging.getLogger(__name__)
 
 
 class NodeStores:
-    """Stores by number. With `are_shared` they outlive the ranks that meet there, so that a loss is told."""
+    """Stores by number. With `are_shared` they outlive their ranks, and a lost one is reported."""
 
     def __init__(self, forks: ForkServer, tell: Tell, *, are_shared: bool) -> None:
         self._forks = forks
         self._tell = tell
         self._are_shared = are_shared
-        self._waiting: list[OpenStore] = []  # for the port of those that close
-        self._pids: dict[int, int | None] = {}  # None: asked for, not forked yet
+        self._waiting: list[OpenStore] = []  # until the closing stores have freed their ports
+        self._pids: dict[int, int | None] = {}  # None: requested but not forked yet
         self._unopened: set[int] = set()
         self._closing: set[int] = set()  # pids
-        self._clusters: set[int] = set()  # numbers of those that are a cluster's node
+        self._clusters: set[int] = set()  # numbers of the stores that are a cluster's processes
         self._streams: dict[int, RankStreams] = {}
 
     def open(self, order: OpenStore, streams: RankStreams | None = None) -> None:
-        """Open a store, once those that close have left their port; `streams` take what it prints."""
+        """Open a store once the closing ones have freed their ports. `streams` take its output."""
         if streams is not None:
             self._streams[order.number] = streams
         self._waiting.append(order)
@@ -105,7 +105,7 @@ class NodeStores:
                 os.close(end)
 
     def close(self, number: int) -> None:
-        """Close a store, if there is one of this number."""
+        """Close the store with this number, if any."""
         self._waiting = [order for order in self._waiting if order.number != number]
         self._unopened.discard(number)
         self._clusters.discard(number)
@@ -117,7 +117,7 @@ class NodeStores:
             streams.close()
 
     def close_clusters(self) -> None:
-        """What a node without a lead must not keep."""
+        """Close all cluster processes, which a node without a lead must not keep."""
         for number in list(self._clusters):
             self.close(number)
 
@@ -129,28 +129,28 @@ class NodeStores:
     def started(self, event: StoreStarted) -> None:
         if event.attempt in self._pids:
             self._pids[event.attempt] = event.pid
-        else:  # the order to close it overtook the fork
+        else:  # closed before it was forked
             self._kill(event.pid)
 
     def opened(self, event: StoreOpened) -> None:
         self._unopened.discard(event.attempt)
         ready = StoreReady(number=event.attempt, port=event.port)
         if event.attempt in self._clusters:
-            told = {
+            details = {
                 name: getattr(event, name) for name in ("address", "error", "note", "dashboard")
             }
-            ready = ready.replaced(**told)
+            ready = ready.replaced(**details)
         self._tell(ready)
 
     def exited(self, pid: int) -> None:
-        """A process is gone, of a store or not."""
+        """Handle the exit of a process, which need not be a store."""
         for number in [number for number, other in self._pids.items() if other == pid]:
             self._lose(number)
         self._closing.discard(pid)
         self._open_waiting()
 
     def forget(self) -> None:
-        """All went with the fork server."""
+        """Handle the loss of all stores when the fork server died."""
         for number in list(self._pids):
             self._lose(number)
         self._closing.clear()
@@ -170,19 +170,19 @@ class NodeStores:
 
 
 class ReportSocket:
-    """Hands each report that is one to `take`."""
+    """Socket for the reports of ranks. Passes every valid report to `take`."""
 
     def __init__(self, loop: AbstractEventLoop, path: Path, take: Callable[[Any], None]) -> None:
         self.path = path
         self._take = take
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        path.unlink(missing_ok=True)  # of a node that was here before
+        path.unlink(missing_ok=True)  # left behind by an earlier agent
         self._socket.bind(str(path))
         self._socket.setblocking(False)
         loop.add_reader(self._socket.fileno(), self._read)
 
     def drain(self) -> None:
-        """Take what has come: a rank that is gone has said what it said before it went."""
+        """Read all pending reports, so that those of a rank that exited come before its exit."""
         while self._read():
             pass
 
@@ -194,24 +194,24 @@ class ReportSocket:
         try:
             message = read_message(data)
         except ProtocolError:
-            return True  # what no rank of ours says is nobody's
+            return True  # not from one of our ranks
         self._take(message)
         return True
 
 
 def read_message(data: bytes) -> Message:
-    """What a rank says; anything in the node may have sent it, and the lead and all readers get to see it."""
+    """Parse a report. Any process on the node may have sent it, and the lead and all readers will see it."""
     return RANK_TO_NODE.read(records.parse(data, "a report"))
 
 
 class NodeWorld(Protocol):
-    """A world's part on this node."""
+    """Part of a world that runs on this node."""
 
     ranks: WorldRanks
 
     @property
     def is_over(self) -> bool:
-        """Whether it is cleared once no rank is left."""
+        """True if the world is cleared when its last rank exits."""
 
     def started(self, rank: int, pid: int) -> None: ...
 
@@ -227,15 +227,15 @@ class NodeWorld(Protocol):
 
 
 class Node:
-    """The ranks of one node, in worlds by number."""
+    """Ranks of one node, grouped into worlds by number."""
 
     def __init__(self, context: AgentContext, *, forks: ForkServer, send: Tell) -> None:
         self.context = context
         self.forks = forks
         self.tell = send
         self.worlds: dict[int, NodeWorld] = {}
-        self.memory: LeadHandover | None = None  # what its lead has told it to keep
-        self.echo: Echo | None = None  # is told what a framework's own processes print
+        self.memory: LeadHandover | None = None  # the state its lead asked it to keep
+        self.echo: Echo | None = None  # receives the output of a framework's own processes
         self._is_compute = isinstance(context.plan.work, Calls)
         self._stores = NodeStores(forks, send, are_shared=self._is_compute)
         self._imported: set[str] = set()
@@ -263,9 +263,9 @@ class Node:
         self._lease = self._start_lease()
 
     def _start_lease(self) -> RankLease | None:
-        """Have the fork server watch over the ranks, unless no other node can take this one for lost.
+        """Have the fork server guard the ranks, unless no other node could consider this one lost.
 
-        On one machine nothing is fenced by time: the lead kills the processes of a node that it lost.
+        On one machine there is no fencing by time, because the lead kills the processes of a lost node.
         """
         context = self.context
         if not context.is_pod or (len(context.plan.nodes) == 1 and not self._is_compute):
@@ -278,30 +278,30 @@ class Node:
         return lease
 
     def renew_lease(self, heard_s: float) -> None:
-        """Let ranks live for as long as their lead, heard at `heard_s` of `read_clock`, expects them to."""
+        """Extend the lease of the ranks. The lead was last heard at `heard_s` of `read_clock`."""
         if self._lease is not None:
             self._note_lapse()
             self._lease.extend(heard_s + self.context.sight.ranks_gone_s)
 
     def _note_lapse(self) -> None:
-        """Ranks that are found dead after their lease lapsed did not fail: this node was cut off."""
+        """Mark the ranks as fenced if their lease lapsed: this node was cut off, and they did not fail."""
         if self._lease is not None and self._lease.until_s and self._lease.left_s < 0:
             for world in self.worlds.values():
                 world.ranks.is_fenced = True
 
     def take(self, handlers: Handlers) -> None:
-        """Take more orders than those that all leads give."""
+        """Register handlers for more orders."""
         self._handlers.update(handlers)
 
     def receive(self, message: Message, body: bytes = b"") -> None:
-        """An order of the lead."""
+        """Handle an order of the lead."""
         self._handlers[type(message)](message, body)
 
     def _keep(self, order: KeepHandover, _body: bytes) -> None:
         self.memory = order.memory
 
     def introduce(self, about: JoinLead) -> None:
-        """Join the lead: who is here, and what it should know that an earlier lead may have said."""
+        """Join the lead, and report what an earlier lead asked this node to keep."""
         self.tell(about.replaced(memory=self.memory))
         if self._ready is not None:
             self.tell(self._ready)
@@ -321,7 +321,7 @@ class Node:
         self._stores.open(order, self._make_streams(order))
 
     def _make_streams(self, order: OpenStore) -> RankStreams | None:
-        """Where what a cluster's processes print goes: of a job to its folder, of a compute to the lead."""
+        """Make the streams of a cluster process: to the folder of a job, or to the lead of a compute."""
         cluster = load_framework(order.framework).cluster
         if order.cluster is None or cluster is None or not cluster.prints:
             return None
@@ -346,7 +346,7 @@ class Node:
     # -- starting ranks ------------------------------------------------------------------------
 
     def make_ranks(self, number: int, preload: Sequence[str] = ()) -> WorldRanks:
-        """What a world needs before its first process."""
+        """Prepare for the first process of a world."""
         self.forks.revive()
         self.forks.extend(preload)
         self.context.folder.make_attempt(number)
@@ -357,7 +357,7 @@ class Node:
         return ranks
 
     def _share_log_room(self) -> int:
-        """Return how much each rank may log, and so may the processes of a framework here."""
+        """Return how many bytes each rank may log. A framework's own processes count as one rank."""
         plan = self.context.plan
         num_writers = plan.nodes[self.context.index].num_ranks + (plan.sizes is not None)
         return share_room(self.context.folder, len(plan.nodes), num_writers)
@@ -369,7 +369,7 @@ class Node:
         on_lines: Callable[[bytes], None] | None,
         channel: Sequence[int] = (),
     ) -> None:
-        """Have a rank forked, with its streams and, where it takes calls, its end of a channel."""
+        """Have a rank forked with its streams and, if it takes calls, its end of a channel."""
         log = self.context.folder.log(ranks.number, request.rank)
         streams = RankStreams(log, self._on_log_trouble, on_lines, max_bytes=ranks.log_bytes)
         ranks.live[request.rank] = LiveRank(request.rank, streams)
@@ -384,7 +384,7 @@ class Node:
     def _on_log_trouble(self, message: str) -> None:
         self.tell(NodeTrouble(reason=names.REASON_LOG_TRUNCATED, message=message))
 
-    # -- hearing of ranks ----------------------------------------------------------------------
+    # -- events of ranks -----------------------------------------------------------------------
 
     def _on_started(self, event: ProcessStarted) -> None:
         world = self.worlds.get(event.attempt)
@@ -414,7 +414,7 @@ class Node:
         self.tell(self._ready)
 
     def _on_server_gone(self, _event: ForkServerGone) -> None:
-        """The fork server died; the next world gets a new one."""
+        """Handle the death of the fork server. The next world starts a new one."""
         logger.warning("the fork server is gone")
         self._note_lapse()
         self.forget_children()
@@ -424,7 +424,7 @@ class Node:
             self.tell(NodeTrouble(reason=names.REASON_FORK_SERVER_DIED, message=message))
 
     def forget_children(self) -> None:
-        """All that the fork server had forked went with it."""
+        """Handle the loss of everything that the fork server had forked."""
         for world in list(self.worlds.values()):
             world.sweep()
             for rank in list(world.ranks.live.values()):
@@ -443,16 +443,16 @@ class Node:
     def _end(self, order: EndWorld) -> None:
         world = self.worlds.get(order.world)
         if world is None:
-            self._tell_cleared(order.world)
+            self._report_cleared(order.world)
             return
-        self._reports.drain()  # a rank that is done already ends by itself, and loses nothing
+        self._reports.drain()  # a rank that is done already may exit by itself
         world.stop(order)
         self._check_cleared(world)
 
     def stop(self, *, now: bool, within_s: float | None = None) -> None:
-        """End all ranks of all worlds: ask, and after the grace, which `within_s` bounds, make it so.
+        """Signal all ranks of all worlds, and kill them after the grace period, at most `within_s`.
 
-        A node that has lost sight of another must not keep ranks for longer.
+        `within_s` is for a node that has lost its lead and must not keep its ranks any longer.
         """
         for number in list(self.worlds) or [0]:
             order = EndWorld(world=number, now=now, signal=signal.SIGTERM, within_s=within_s)
@@ -464,16 +464,16 @@ class Node:
             world.close()
             del self.worlds[world.ranks.number]
             world.sweep()
-            self._tell_cleared(world.ranks.number)
+            self._report_cleared(world.ranks.number)
         if self._is_idle:
             self._emptied.set()
 
-    def _tell_cleared(self, number: int) -> None:
-        if self.context.index == 0:  # all nodes of a machine share the folder
+    def _report_cleared(self, number: int) -> None:
+        if self.context.index == 0:  # the nodes of one machine share the folder
             for path in self.context.run_dir.glob(f"store-{number}.*"):
                 path.unlink(missing_ok=True)
         if not self._is_compute:
-            self._stores.close(number)  # the attempt's own
+            self._stores.close(number)  # each attempt has its own
         self.tell(WorldCleared(world=number, is_last=self._is_idle))
 
     @property
@@ -481,7 +481,7 @@ class Node:
         return not any(world.ranks.live for world in self.worlds.values())
 
     async def idle(self) -> None:
-        """Until no rank of this node is left."""
+        """Wait until all ranks of this node have exited."""
         while not self._is_idle:
             self._emptied.clear()
             await self._emptied.wait()

@@ -1,7 +1,7 @@
-"""From a rank's pipes to its log file: bounded memory, whatever the rank prints.
+"""Copying of a rank's output from its pipes to its log file, in bounded memory.
 
-Lines are cut at 16 KiB, progress bars are thinned, a full disk or a log that is too large loses lines, which
-is told, but never blocks a rank. Knows pipes and the log's form; nothing of ranks' fates.
+Lines are split at 16 KiB, and only some updates of a progress bar are kept. Lines are dropped if the disk is
+full or the log is too large. The loss is reported, and it never blocks a rank.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from windlass.wire.log_lines import FULL, PART, REPLACED, STREAMS, render_prefix
 
 logger = logging.getLogger(__name__)
 
-_CHECK_BYTES = 16 << 20  # between two looks at the free space
-_READ_BYTES = 64 << 10  # more is taken from the system and given back each time
-_PARTIAL_AFTER_S = 0.2  # a line without an end is written out after this long
-_REPLACED_EVERY_S = 0.2  # of a progress bar's drawings, at most one in this time is kept
+_CHECK_BYTES = 16 << 20  # written between two checks of the free space.
+_READ_BYTES = 64 << 10  # larger read buffers are allocated and freed for every read.
+_PARTIAL_AFTER_S = 0.2  # an unfinished line is written after this long.
+_REPLACED_EVERY_S = 0.2  # at most one update of a progress bar is kept per interval.
 
 
 def share_room(folder: JobFolder, num_nodes: int, num_ranks: int) -> int:
-    """Return how much each of `num_ranks` ranks of this node may log in the next attempt.
+    """Return how many bytes each of this node's `num_ranks` ranks may log in the next attempt.
 
-    They get half of what earlier attempts left of the node's part, so there is always room for another one.
+    They share half of what earlier attempts left of the node's quota, so every later attempt has room.
     """
     used = 0
     for attempt in folder.attempts():
@@ -42,14 +42,14 @@ def share_room(folder: JobFolder, num_nodes: int, num_ranks: int) -> int:
 
 
 class LineCutter:
-    """Cuts one stream's bytes into records. Pure but for the clock it is handed."""
+    """Splitter of one stream's bytes into log records. Performs no I/O: callers pass the time."""
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
         self._pending = b""
         self._last_replaced_s = 0.0
         self._is_open = (
-            False  # pieces of this line are written already, and must not meet the next line
+            False  # parts of the current line are written, so the next line must not join them
         )
 
     @property
@@ -57,7 +57,7 @@ class LineCutter:
         return bool(self._pending.rstrip(b"\r"))
 
     def feed(self, data: bytes, now_s: float) -> bytes:
-        """The records that `data` completes, ready to be written."""
+        """Return the records that `data` completes, ready to be written."""
         prefix = self._prefixes(now_s)
         *lines, rest = (self._pending + data).split(b"\n")
         records: list[bytes] = []
@@ -67,13 +67,13 @@ class LineCutter:
         head, separator, tail = drawn.rpartition(b"\r")
         if separator:
             self._cut(head, REPLACED, prefix, records, now_s)
-        # a return at the very end may yet turn out to be the first half of \r\n
+        # a \r at the very end may be the first half of \r\n
         rest = tail + b"\r" if len(drawn) < len(rest) else tail
         self._pending = self._split(rest, prefix, records)
         return b"".join(records)
 
     def flush(self, now_s: float, *, tag: str = PART) -> bytes:
-        """What is pending, as a piece of a line that is not complete, or with FULL as its end."""
+        """Return the pending bytes as a part of an unfinished line, or with `FULL` as its end."""
         line = self._pending.rstrip(b"\r")
         self._pending = self._pending[len(line) :] if tag == PART else b""
         records: list[bytes] = []
@@ -97,7 +97,7 @@ class LineCutter:
         self._is_open = tag == PART
 
     def _split(self, line: bytes, prefix: dict[str, bytes], records: list[bytes]) -> bytes:
-        """Write out a long line but for its last piece, which is returned."""
+        """Write all but the last part of a long line, and return that part."""
         limit = names.MAX_LOG_RECORD_BYTES
         while len(line) > limit:
             records.append(prefix[PART] + line[:limit] + b"\n")
@@ -116,7 +116,7 @@ class LineCutter:
 
 
 class RankStreams:
-    """Both pipes of one rank, written to one log file as they are read."""
+    """Both pipes of one rank, copied to one log file."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class RankStreams:
     ) -> None:
         self._path = path
         self._room_bytes = max_bytes
-        self._unchecked_bytes = 0  # how much may be written until the disk is looked at
+        self._unchecked_bytes = 0  # how much may be written before the next check of the disk
         self._echo = echo
         self._on_trouble = on_trouble
         self._loop = asyncio.get_running_loop()
@@ -136,10 +136,10 @@ class RankStreams:
         self._lost_bytes = 0
         self._readers: dict[int, LineCutter] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self._poll = select.poll()  # one question for both pipes
+        self._poll = select.poll()  # checks both pipes in one call
 
     def open(self) -> tuple[int, int]:
-        """Make the pipes; the ends returned belong to the rank, and to whoever closes them here."""
+        """Make the pipes and return their write ends, which the caller must close once the rank has them."""
         try:
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
@@ -184,10 +184,8 @@ class RankStreams:
         if self._file is None or not data:
             return
         if len(data) > self._room_bytes:
-            self._lose(data, "it has become as large as a log may be")
-            self._room_bytes = (
-                0  # a shorter line that would fit must not stand where a longer one stood
-            )
+            self._lose(data, "it has reached the maximum size of a log")
+            self._room_bytes = 0  # drop all later lines too, even shorter ones that would fit
             return
         self._room_bytes -= len(data)
         if not self._has_space(len(data)):
@@ -200,7 +198,7 @@ class RankStreams:
             self._lose(data, error.strerror or str(error))
 
     def _has_space(self, num_bytes: int) -> bool:
-        """Return whether the disk has space to spare; looks only once in some megabytes."""
+        """Return whether the disk has space to spare. Checks once every 16 MiB written."""
         self._unchecked_bytes -= num_bytes
         if self._unchecked_bytes >= 0:
             return True
@@ -233,7 +231,7 @@ class RankStreams:
         os.close(fd)
 
     def settle(self) -> None:
-        """Read what is in the pipes now; a line without an end is written out as far as it is."""
+        """Read what is in the pipes now, and write an unfinished line as far as it goes."""
         if not self._timers and not self._poll.poll(0):
             return
         for fd in list(self._readers):
@@ -245,7 +243,7 @@ class RankStreams:
             self._flush(fd)
 
     def close(self) -> None:
-        """Read what is in the pipes now, then let go, even if a grandchild still holds the other end."""
+        """Read what is in the pipes now, then close them, even if a grandchild still holds the other end."""
         for fd in list(self._readers):
             while fd in self._readers and self._take_now(fd):
                 pass

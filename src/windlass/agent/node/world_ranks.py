@@ -1,7 +1,7 @@
-"""The processes of one world on one node, be it an attempt of a job or a world that takes calls.
+"""Processes of one world on one node: the ranks of a job's attempt, or ranks that take calls.
 
-Started together, ended together, and judged when they exit: from the exit code, the result file and whether
-they were asked to end. What ranks are told is in `agent.node.attempt_ranks` and `agent.node.compute_orders`.
+They start and end together. The outcome of each follows from its exit code, its result file and whether it
+was asked to end. `agent.node.attempt_ranks` and `agent.node.compute_orders` send them their work.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from windlass.wire.results import ErrorInfo, Outcome, ResultHeader
 from windlass.wire.states import RankState
 
 _MAX_ERROR_BYTES = 4 << 20
-_FENCED = "its agent stood still for too long, and another node may have been started in its place"
+_FENCED = "its agent was unresponsive for too long, and a replacement node may have been started"
 
-Echo = Callable[[int, int, bytes], None]  # rank, attempt and records of its log
+Echo = Callable[[int, int, bytes], None]  # rank, attempt and log records
 
 
 def judge_exit(
@@ -41,9 +41,10 @@ def judge_exit(
     out_of_memory: bool,
     was_killed: bool = False,
 ) -> Outcome:
-    """The outcome of a rank whose process is gone; `stopped_at_s` and `was_killed` say what we did to it.
+    """Return the outcome of a rank whose process has exited.
 
-    A rank that owes no result (a script, a command) has done its work when it exits with 0, however it did.
+    `stopped_at_s` and `was_killed` describe how this node ended it. A rank that owes no result (a script or a
+    command) has succeeded if it exits with 0.
     """
     outcome = Outcome(rank=rank, attempt=attempt, state=RankState.STOPPED, at_s=at_s)
     if code == 0 and (
@@ -55,7 +56,7 @@ def judge_exit(
     if header is not None and header.state != RankState.RETURNED:
         was_first = stopped_at_s is None or header.at_s < stopped_at_s
         return header.outcome() if was_first else replace(outcome, exit_code=code)
-    # a SIGKILL that was not ours came before our order to stop, even if we hear of it after
+    # a SIGKILL that this node did not send came before its order to stop, even if noticed later
     if stopped_at_s is not None and (was_killed or code != -signal.SIGKILL):
         return outcome
     if code < 0:
@@ -69,7 +70,7 @@ def judge_exit(
 
 
 def read_error_file(path: Path) -> ErrorInfo | None:
-    """What torch's `record` left of an exception; None when there is nothing, or nothing readable."""
+    """Return the exception that torch's `record` wrote, or None if the file is missing or malformed."""
     try:
         with open(path, "rb", opener=open_now) as file:
             data = file.read(_MAX_ERROR_BYTES + 1)
@@ -92,42 +93,42 @@ def _read_message(message: Any) -> tuple[str, dict[str, Any]]:
 
 
 class Tell(Protocol):
-    """Says something to the lead."""
+    """Function that sends a message to the lead."""
 
     def __call__(self, message: Message, body: bytes = b"") -> None: ...
 
 
 @dataclass(slots=True)
 class LiveRank:
-    """One live rank."""
+    """Rank that is running or about to be forked."""
 
     number: int
     streams: RankStreams
-    pid: int | None = None  # until it is forked
+    pid: int | None = None  # None until it is forked
 
 
 class WorldRanks:
-    """The ranks of one world here."""
+    """Ranks of one world on this node."""
 
     def __init__(self, number: int, *, grace_s: float) -> None:
         self.number = number
         self.live: dict[int, LiveRank] = {}
-        self.log_bytes = names.MAX_LOG_BYTES  # how much each of them may log
-        self.leaders: set[int] = set()  # ranks that are gone: each led a session of its own
+        self.log_bytes = names.MAX_LOG_BYTES  # how many bytes each rank may log
+        self.leaders: set[int] = set()  # PIDs of exited ranks, each the leader of a session
         self.stopped_at_s: float | None = None
         self._grace_s = grace_s
         self._oom_kills = processes.read_oom_kills()
         self._stop_signal: int = signal.SIGTERM
         self._has_killed = False
-        self.is_fenced = False  # the fork server ended them because their agent stood still
+        self.is_fenced = False  # the fork server ended them because their lease lapsed
         self._timer: asyncio.TimerHandle | None = None
 
     def find(self, pid: int) -> LiveRank | None:
-        """The rank of a process."""
+        """Return the rank that runs in a process, or None."""
         return next((rank for rank in self.live.values() if rank.pid == pid), None)
 
     def started(self, rank: int, pid: int) -> None:
-        """A rank was forked; an order to stop may have overtaken it."""
+        """Record a rank's process, and end it if an order to stop came first."""
         self.live[rank].pid = pid
         if self._has_killed:
             self.kill([self.live[rank]])
@@ -135,7 +136,7 @@ class WorldRanks:
             processes.kill(pid, self._stop_signal)
 
     def remove(self, rank: LiveRank) -> None:
-        """A rank's process is gone; what it printed last is read."""
+        """Remove a rank whose process has exited, after reading its last output."""
         rank.streams.close()
         del self.live[rank.number]
         if rank.pid is not None:
@@ -150,7 +151,7 @@ class WorldRanks:
         header: ResultHeader | None = None,
         error: ErrorInfo | None = None,
     ) -> Outcome:
-        """How a rank ended."""
+        """Return the outcome of a rank whose process has exited."""
         if self.is_fenced and code == -signal.SIGKILL and self.stopped_at_s is None:
             return Outcome(
                 rank=rank.number,
@@ -175,14 +176,14 @@ class WorldRanks:
     # -- ending --------------------------------------------------------------------------------
 
     def ask_to_end(self, ranks: Iterable[LiveRank], signum: int) -> None:
-        """Signal some ranks; those that are not forked yet hear it when they are."""
+        """Signal some ranks. Those that are not forked yet get the signal after their fork."""
         self.stopped_at_s, self._stop_signal = time.time(), signum
         for rank in ranks:
             if rank.pid is not None:
                 processes.kill(rank.pid, signum)
 
     def kill(self, ranks: Iterable[LiveRank]) -> None:
-        """End some ranks at once, and all that are not forked yet."""
+        """Kill some ranks immediately, and all others as soon as they are forked."""
         self._has_killed = True
         for rank in ranks:
             if rank.pid is not None:
@@ -190,7 +191,7 @@ class WorldRanks:
                 processes.kill(rank.pid, signal.SIGKILL)
 
     def kill_after_grace(self, within_s: float | None = None) -> None:
-        """Kill what is left after the grace, which `within_s` bounds; never later than was said before."""
+        """Kill the remaining ranks after the grace period, at most `within_s`. Never postpones a kill."""
         loop = asyncio.get_running_loop()
         grace_s = self._grace_s if within_s is None else min(self._grace_s, within_s)
         at_s = loop.time() + grace_s
@@ -203,6 +204,6 @@ class WorldRanks:
         self.kill(self.live.values())
 
     def close(self) -> None:
-        """All its ranks are gone."""
+        """Cancel the timer after the last rank has exited."""
         if self._timer is not None:
             self._timer.cancel()
