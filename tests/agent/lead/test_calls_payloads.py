@@ -104,7 +104,7 @@ def test_a_payload_of_which_nothing_came_is_refused():
         client, wrong = await compute.visit(), await compute.visit()
         say_parts(client, "key")  # over another link
         wrong.call(payload="key")
-        assert (await wrong.hear(Refused)).why == "nothing came of the payload 'key'"
+        assert (await wrong.hear(Refused)).why == "no parts of payload 'key' have arrived"
         await until(lambda: wrong.has_hung_up, "it is hung up on")
 
     serve_calls(story)

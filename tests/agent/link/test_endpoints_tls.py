@@ -191,7 +191,7 @@ def test_a_lead_of_another_job_is_reported_not_waited_for(files, tmp_path, monke
         return caught.value
 
     error = run_with_lead(other, visit)
-    assert "is not to be trusted" in error.message
+    assert "is not trusted" in error.message
     assert "its certificate is not one of this job's" in error.message
     assert "submit the job again" in error.hint
     assert "its certificate is not one of this job's" in caplog.text

@@ -115,7 +115,7 @@ def test_no_tls(files, caplog, monkeypatch, chunk, says):
 def test_no_certificate(files, caplog):
     answer, line = refuse(files, caplog, HELLO, context=careless())
     assert answer == []
-    assert "it shows no certificate" in line
+    assert "it presents no certificate" in line
 
 
 @pytest.mark.parametrize("job_id", [JOB, "other-1"])
@@ -221,7 +221,7 @@ def open_files():
 def test_a_crowd_that_says_nothing_does_not_keep_an_honest_peer_out(files, caplog, monkeypatch):
     """Three times as many as there are places; no deadline helps, they must make room."""
     monkeypatch.setattr(endpoints, "_HELLO_TIMEOUT_S", 120.0)
-    monkeypatch.setattr(tcp, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(tcp, "_EVICT_AFTER_S", 0.05)
     most = 0
 
     async def visit(listener):
@@ -255,6 +255,6 @@ def test_a_flood_does_not_bury_the_log(caplog, monkeypatch):
     monkeypatch.setattr(tcp, "_WINDOW_S", -1.0)  # a minute later
     log.log("10.0.0.2:1", "it does not speak TLS")
     assert [record.getMessage() for record in caplog.records[-2:]] == [
-        f"refused {1000 - tcp._MAX_LINES} more links unseen",
+        f"refused {1000 - tcp._MAX_LINES} more links, not logged",
         "refused a link from 10.0.0.2:1: it does not speak TLS",
     ]

@@ -119,7 +119,7 @@ def test_a_peer_that_takes_nothing_is_not_waited_for_for_ever(files):
 
     ends = run_with_lead(files, visit, ignore)
     assert [type(end) for end in ends] == [ConnectionAbortedError] * 2
-    assert "has taken nothing for 0.1 s" in str(ends[0])
+    assert "has not read anything for 0.1 s" in str(ends[0])
 
 
 def test_a_peer_that_never_says_goodbye_is_left(files):

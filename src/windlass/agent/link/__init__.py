@@ -1,1 +1,1 @@
-"""How processes of a job reach each other: sockets, TLS, frames."""
+"""Connections between the processes of a job: sockets, TLS and frames."""

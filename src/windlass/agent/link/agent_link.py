@@ -1,7 +1,7 @@
-"""A link: framed messages to and from one peer.
+"""Link: a connection that carries framed messages to and from one peer.
 
-Frames are read one after another, or handed over the moment they come. Knows frames, not what they mean,
-and nothing of how links come to be: that is `agent.link.endpoints`.
+A reader iterates over the frames, or gets each of them in a callback as it arrives. This module does not
+interpret frames. `agent.link.endpoints` establishes links.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from windlass.wire.messages.link import Heartbeat
 
 logger = logging.getLogger(__name__)
 
-_READ_BYTES = 64 << 10  # a larger read is taken from the system and given back each time
+_READ_BYTES = 64 << 10  # larger read buffers are allocated and freed for every read
 _UNREAD_BYTES = 512 << 10
 _DRAIN_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 1.0
@@ -38,7 +38,7 @@ Send = Callable[[Message], None]
 
 
 class Link(asyncio.Protocol):
-    """One connection. `send` never blocks; a link that cannot be written to ends for its reader."""
+    """One connection. `send` never blocks. If the connection cannot be written to, its reader ends."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class Link(asyncio.Protocol):
         self._on_made = on_made
         self._transport: Any = None
         self._decoder = FrameDecoder(max_body_bytes=max_body_bytes)
-        self._early: Frame | None = None  # to be given again
+        self._early: Frame | None = None  # the frame that `first` returned, still to be read
         self._take: Callable[[Frame], None] | None = None
-        self._news = asyncio.Event()  # something came, or it is over
+        self._news = asyncio.Event()  # set when data arrives or the link ends
         self._is_over = False
-        self._is_deaf = False  # somebody has heard enough
+        self._is_deaf = False  # the reader has stopped listening
         self._error: Exception | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -63,21 +63,21 @@ class Link(asyncio.Protocol):
         self._heard_s = 0.0
         self._fence_s = math.inf
         self._stall_s = math.inf
-        self._awake_s = 0.0  # when this process surely ran last
-        self._has_left = False  # this end hung up
-        self.is_silent = False  # it was hung up on because it said nothing
-        self.has_stalled = False  # because this end stood still for longer than the other bears
-        self.is_closed = False  # the other end's machine ended it in order
+        self._awake_s = 0.0  # when this process is known to have run last
+        self._has_left = False  # this end closed the link.
+        self.is_silent = False  # this end closed the link because the peer was silent.
+        self.has_stalled = False  # this process was stopped for longer than the peer tolerates.
+        self.is_closed = False  # the peer's machine closed the connection in order
         self.peer = ""
-        self.certificate: dict[str, Any] | None = None  # on one machine
-        self.fault = ""  # why its other end is not ours, on one machine
+        self.certificate: dict[str, Any] | None = None  # None on one machine
+        self.fault = ""  # on one machine: why the peer is not trusted
 
-    # -- what the loop says --------------------------------------------------------------------
+    # -- event loop callbacks ------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         transport.max_size = _READ_BYTES
-        # asked at once: a transport that has been closed forgets them
+        # read now, because a closed transport no longer has them
         self.peer = render_address(transport.get_extra_info("peername"))
         if transport.get_extra_info("ssl_object") is not None:
             self.certificate = transport.get_extra_info("peercert") or {}
@@ -88,7 +88,7 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now_s = self._clock()
-        # this end stood still: these are old words, and the peer has heard nothing meanwhile
+        # this process was stopped: the data is old, and the peer has received nothing meanwhile
         if self._notice_stall() or now_s - self._heard_s > self._fence_s:
             self._hang_up_on_silence()
             return
@@ -106,7 +106,7 @@ class Link(asyncio.Protocol):
     def eof_received(self) -> bool:
         self.is_closed = not self._has_left
         self._end()
-        return self.certificate is None  # what is still to be said reaches a peer that listens
+        return self.certificate is None  # keep the write side open, as the peer may still read
 
     def connection_lost(self, error: Exception | None) -> None:
         if isinstance(error, ssl.SSLError):
@@ -122,7 +122,7 @@ class Link(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writable.set()
 
-    # -- saying --------------------------------------------------------------------------------
+    # -- sending -------------------------------------------------------------------------------
 
     def send(self, message: Message, body: bytes = b"") -> None:
         if self._transport.is_closing():
@@ -131,13 +131,13 @@ class Link(asyncio.Protocol):
             self._transport.write(piece)
 
     async def drain(self, *, timeout_s: float = _DRAIN_TIMEOUT_S) -> None:
-        """Wait while more than a little is unsent. ConnectionError when the peer will never take it.
+        """Wait until the write buffer is nearly empty. Raise ConnectionError if the peer is gone.
 
-        Draining after each piece keeps a few pieces in memory at most. (TLS may let one more go than
-        the socket's own buffer asks for, so a single huge frame is not waited for.)
+        Draining after each piece keeps at most a few pieces in memory. TLS may accept one frame beyond the
+        limit of the socket's buffer, so this does not wait for a single huge frame.
         """
         if self._writable.is_set():
-            await asyncio.sleep(0)  # others have their turn
+            await asyncio.sleep(0)  # let other tasks run
         else:
             await self._wait_to_write(timeout_s)
         if self._gone.is_set():
@@ -148,13 +148,13 @@ class Link(asyncio.Protocol):
             await asyncio.wait_for(self._writable.wait(), timeout_s)
         except asyncio.TimeoutError as error:
             raise ConnectionAbortedError(
-                f"{self.peer} has taken nothing for {timeout_s:g} s"
+                f"{self.peer} has not read anything for {timeout_s:g} s"
             ) from error
 
-    # -- hearing -------------------------------------------------------------------------------
+    # -- receiving -----------------------------------------------------------------------------
 
     async def frames(self) -> AsyncGenerator[Frame, None]:
-        """Frames until the peer hangs up."""
+        """Yield frames until the peer hangs up."""
         while True:
             while (frame := self._take_early() or self._decoder.take()) is not None:
                 yield frame
@@ -164,9 +164,9 @@ class Link(asyncio.Protocol):
         self._check_end()
 
     async def listen(self, take: Callable[[Frame], None]) -> None:
-        """Hand frames to `take` the moment they come, until the peer hangs up.
+        """Pass frames to `take` as they arrive, until the peer hangs up.
 
-        What `take` raises ends the listening, and is raised here.
+        An exception from `take` ends the listening and is raised here.
         """
         self._take = take
         try:
@@ -180,17 +180,17 @@ class Link(asyncio.Protocol):
         self._check_end()
 
     def stop_listening(self) -> None:
-        """Hear no more; what comes later is nobody's."""
+        """Stop listening, and ignore all later frames."""
         self._is_deaf = True
         self._end()
 
     async def first(self) -> Frame:
-        """The first frame, which will be given again."""
+        """Return the first frame without consuming it."""
         frames = self.frames()
         try:
             frame = await frames.__anext__()
         except StopAsyncIteration:
-            raise ConnectionResetError(f"{self.peer} hung up without a word") from None
+            raise ConnectionResetError(f"{self.peer} hung up without sending anything") from None
         finally:
             await frames.aclose()
         self._early = frame
@@ -204,12 +204,12 @@ class Link(asyncio.Protocol):
         try:
             while not self._is_deaf and (frame := self._decoder.take()) is not None:
                 take(frame)
-        except Exception as error:  # noqa: BLE001 - whoever listens raises it
+        except Exception as error:  # noqa: BLE001 - raised to the listener
             self._is_deaf = True
             self._end(error)
 
     async def _wait(self) -> None:
-        """Until something has come, or it is over."""
+        """Wait until data arrives or the link ends."""
         if not self._transport.is_closing():
             self._transport.resume_reading()
         self._news.clear()
@@ -235,12 +235,12 @@ class Link(asyncio.Protocol):
         clock: Callable[[], float] | None = None,
         stall_s: float = math.inf,
     ) -> None:
-        """Hang up on a peer that says nothing for so long; `is_silent` tells afterwards.
+        """Hang up if the peer sends nothing for `limit_s`, and set `is_silent`.
 
-        One look in that time, rather than a timer for every frame. With a `clock`, time counts by that one,
-        and what arrives after the limit comes too late: this process may have stood still, and the peer
-        may have given it up since. After `stall_s` it surely has: it hears nothing from a process that
-        stands still.
+        Checks once per `limit_s` instead of starting a timer for every frame. With a `clock`, time is
+        measured by it, and data that arrives after the limit is too late: this process may have been stopped,
+        and the peer may have given it up. After a stall of `stall_s` the peer has certainly given it up,
+        because a stopped process sends nothing.
         """
         if clock is not None:
             self._clock, self._fence_s = clock, limit_s
@@ -249,19 +249,19 @@ class Link(asyncio.Protocol):
             self._awake_s, self._stall_s = self._clock(), stall_s
             self._keep_awake()
 
-        def look() -> None:
+        def check() -> None:
             left_s = self._heard_s + limit_s - self._clock()
             if self._transport.is_closing():
                 return
             if left_s <= 0:
                 self._hang_up_on_silence()
             else:
-                self._loop.call_later(left_s, look)
+                self._loop.call_later(left_s, check)
 
-        self._loop.call_later(limit_s, look)
+        self._loop.call_later(limit_s, check)
 
     def _keep_awake(self) -> None:
-        """Look again and again; after a stall the loop may run this before it reads what has arrived."""
+        """Check for a stall at intervals. After one, the loop may run this before it reads waiting data."""
         if self._transport.is_closing():
             return
         if self._notice_stall():
@@ -280,16 +280,16 @@ class Link(asyncio.Protocol):
 
     @property
     def heard_s(self) -> float:
-        """When anything was heard last, by the clock of `watch`."""
+        """Time of the last received data, by the clock of `watch`."""
         return self._heard_s
 
     @property
     def silent_for_s(self) -> float:
-        """How long ago anything was heard."""
+        """Seconds since data was last received."""
         return self._clock() - self._heard_s
 
     def cut(self) -> None:
-        """Hang up at once: nothing that was not sent yet is ever heard, and the peer is not told in order."""
+        """Abort the connection immediately. Unsent data is lost, and the peer sees no orderly close."""
         self._has_left = True
         if self.certificate is not None:
             with contextlib.suppress(OSError, AttributeError):
@@ -298,26 +298,26 @@ class Link(asyncio.Protocol):
         self._transport.abort()
 
     def trust(self) -> None:
-        """The peer has introduced itself: from now on it may send large bodies."""
+        """Accept large bodies from now on, because the peer has introduced itself."""
         self._decoder.max_body_bytes = names.MAX_BODY_BYTES
 
     async def close(self) -> None:
-        """Send what is still to be sent, then hang up."""
+        """Send the remaining data, then hang up."""
         self._has_left = True
         with contextlib.suppress(OSError):
             await self.drain(timeout_s=_CLOSE_TIMEOUT_S)
-        # on Python 3.11.2 nothing may be called after a second close
+        # on Python 3.11.2 no method may be called after a second close
         if not self._transport.is_closing():
             self._transport.close()
         if self.certificate is not None:
-            # TLS says goodbye and waits to hear it too, which a peer may never say
+            # TLS waits for the peer's close_notify, which may never arrive
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._gone.wait(), 2 * SHUTDOWN_TIMEOUT_S)
-            self._transport.abort()  # on Python 3.10 nothing else gives up
+            self._transport.abort()  # on Python 3.10 nothing else limits the wait
 
 
 async def beat(link: Link) -> None:
-    """Send heartbeats until cancelled, so that the peer hears something at any time."""
+    """Send heartbeats until cancelled, so that the peer does not consider this end silent."""
     while True:
         link.send(Heartbeat())
         await asyncio.sleep(HEARTBEAT_S)

@@ -1,8 +1,8 @@
-"""How links between agents, and between a client and the lead, come to be.
+"""Endpoints of links between agents, and between a client and the lead.
 
-On one machine a link is a Unix socket in a folder of mode 0700; between machines it is TCP with mutual TLS.
-The first frame is a hello; a peer that speaks another version or for another job, or is not what its
-certificate says, is told so and hung up on. What is said afterwards is nobody's business here.
+On one machine a link is a Unix socket in a folder of mode 0700. Between machines it is TCP with mutual TLS.
+The first frame is a hello. A peer is refused, with the reason, if its version, its job or its certificate
+does not match. This module does not interpret later frames.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 _HELLO_TIMEOUT_S = 5.0  # from the first packet to the hello, a TLS handshake included
 _RETRY_S = 0.02
-# Between machines, tries come ever slower, and each is given ever more time: the first packet to a node
-# whose rules are just being made is dropped, and TCP itself would wait a second before it sends another.
-# A peer that is not trusted may be the last owner of an address.
+# Between machines, the pause between attempts and the timeout of each grow. The first packet to a node may be
+# dropped while its network rules are being created, and TCP would retransmit only after a second. An
+# untrusted peer may be the previous owner of an address, so it is retried for a while.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 0.5
 _DISTRUST_S = 5.0
 
@@ -52,9 +52,9 @@ async def serve(place: Path, job_id: str, handler: Handler) -> asyncio.AbstractS
 @overload
 async def serve(place: TlsPlace, job_id: str, handler: Handler) -> Listener: ...
 async def serve(place: Place, job_id: str, handler: Handler) -> asyncio.AbstractServer | Listener:
-    """Take links at `place`; `handler` gets each one that has introduced itself properly."""
+    """Accept links at `place`, and pass each one to `handler` after a valid hello."""
     refusals = RefusalLog()
-    # a listener has one deadline for handshake and hello together
+    # a `Listener` has one deadline for the handshake and the hello together
     timeout_s = None if isinstance(place, TlsPlace) else _HELLO_TIMEOUT_S
 
     async def greet(link: Link, introduced: Introduced = lambda: None) -> None:
@@ -96,7 +96,7 @@ async def serve(place: Place, job_id: str, handler: Handler) -> asyncio.Abstract
 async def _serve_unix(
     path: Path, greet: Callable[[Link], Awaitable[None]]
 ) -> asyncio.AbstractServer:
-    guests: set[asyncio.Future[None]] = set()  # the loop alone would let them be collected
+    guests: set[asyncio.Future[None]] = set()  # the loop keeps only weak references to tasks
 
     def host(link: Link) -> None:
         guest = asyncio.ensure_future(greet(link))
@@ -108,7 +108,7 @@ async def _serve_unix(
 
 
 async def _hear_hello(frames: AsyncIterator[Frame], timeout_s: float | None) -> Frame | str:
-    """The first frame, or why there is none."""
+    """Return the first frame, or the reason why none arrived."""
     try:
         return await asyncio.wait_for(frames.__anext__(), timeout_s)
     except StopAsyncIteration:
@@ -118,7 +118,7 @@ async def _hear_hello(frames: AsyncIterator[Frame], timeout_s: float | None) -> 
 
 
 def _check_certificate(link: Link, hello: Hello) -> None:
-    """Between machines nobody is believed: the certificate must say what the hello says."""
+    """Raise unless the certificate, if any, names the job and the role of the hello."""
     if link.certificate is None:
         return
     job_id, role = read_role(link.certificate)
@@ -126,7 +126,7 @@ def _check_certificate(link: Link, hello: Hello) -> None:
         raise ProtocolError(
             f"the peer calls itself {hello.role} of {hello.job_id}, "
             f"its certificate says {role} of {job_id}",
-            hint="each role has a certificate of its own",
+            hint="use the certificate of that role",
         )
 
 
@@ -139,9 +139,9 @@ async def connect(
     timeout_s: float,
     also: Mapping[str, Any] | None = None,
 ) -> Link:
-    """Reach the lead, which may not be there yet; `also` is what else the hello says.
+    """Connect to the lead, which may not be running yet. `also` holds more fields of the hello.
 
-    OSError when it never comes; ProtocolError when it is not ours, or does not want us.
+    Raise OSError if the lead cannot be reached, and ProtocolError if it is untrusted or refuses the link.
     """
     hello = make_hello(role=role, job_id=job_id, node=node).replaced(**(also or {}))
     if isinstance(place, TlsPlace):
@@ -157,13 +157,13 @@ async def _connect_unix(path: Path, hello: Hello, timeout_s: float) -> Link:
             _, link = await loop.create_unix_connection(Link, str(path))
             break
         except (FileNotFoundError, ConnectionRefusedError):
-            # a lead that has ended takes its folder with it
+            # a lead removes its folder when it ends
             if loop.time() > deadline or not path.parent.exists():
                 raise
             await asyncio.sleep(_RETRY_S)
     if link.fault:
         await link.close()
-        raise ProtocolError(f"{link.fault} at {path}", hint="remove it, and start the job again")
+        raise ProtocolError(f"{link.fault} at {path}", hint="remove it, then submit the job again")
     link.send(hello)
     return link
 
@@ -173,46 +173,46 @@ async def _connect_tls(place: TlsPlace, hello: Hello, timeout_s: float) -> Link:
     deadline = loop.time() + timeout_s
     pause_s = _FIRST_PAUSE_S
     distrusted_at_s: float | None = None
-    said = ""
+    logged = ""
     while True:
         try:
             left_s = max(pause_s, deadline - loop.time())
             return await _try_tls(place, hello, left_s, connect_s=5 * pause_s)
         except _Distrust as error:
-            trouble: Exception = error
+            problem: Exception = error
             if distrusted_at_s is None:
                 distrusted_at_s = loop.time()
                 logger.warning("%s: %s", place, error)
             if min(deadline, distrusted_at_s + _DISTRUST_S) <= loop.time() + pause_s:
                 raise ProtocolError(
-                    f"{place} is not to be trusted, or does not trust us: {error}",
+                    f"{place} is not trusted, or does not trust this job: {error}",
                     hint="another job's node or another program answers there, or the job's "
                     "certificates have expired; submit the job again",
                 ) from error
         except (OSError, asyncio.TimeoutError) as error:
-            trouble, distrusted_at_s = error, None
-        said = _note(place, trouble, said)
+            problem, distrusted_at_s = error, None
+        logged = _log_change(place, problem, logged)
         if loop.time() + pause_s > deadline:
-            why = render_trouble(trouble)
-            raise TimeoutError(f"{place} cannot be reached in {timeout_s:g} s: {why}") from trouble
+            why = render_trouble(problem)
+            raise TimeoutError(f"{place} cannot be reached in {timeout_s:g} s: {why}") from problem
         await asyncio.sleep(pause_s)
         pause_s = min(_LAST_PAUSE_S, pause_s * 1.5)
 
 
-def _note(place: TlsPlace, trouble: Exception, said: str) -> str:
-    """Log what is in the way when it is something else than before; what it is."""
-    why = render_trouble(trouble)
-    if why != said:
+def _log_change(place: TlsPlace, problem: Exception, logged: str) -> str:
+    """Log a problem unless it was the last one logged, and return its text."""
+    why = render_trouble(problem)
+    if why != logged:
         logger.info("%s is not there yet: %s", place, why)
     return why
 
 
 class _Distrust(Exception):
-    """One side did not like the other's certificate. Trying again may help, but not for long."""
+    """One side rejected the other's certificate. Worth retrying for a short time only."""
 
 
 async def _try_tls(place: TlsPlace, hello: Hello, left_s: float, *, connect_s: float) -> Link:
-    """One try, up to the welcome: only then has the other side looked at our certificate."""
+    """Try once to connect. Wait for the welcome, because the peer checks our certificate only before that."""
     name = server_name(hello.job_id)
     timeout_s = min(_HELLO_TIMEOUT_S, left_s)
     link = Link()
@@ -230,6 +230,6 @@ async def _try_tls(place: TlsPlace, hello: Hello, left_s: float, *, connect_s: f
     except BaseException as error:
         await link.close()
         if isinstance(error, ConnectionError):
-            raise _Distrust("it hung up when it had seen our certificate") from error
+            raise _Distrust("it hung up after receiving our certificate") from error
         raise
     return link

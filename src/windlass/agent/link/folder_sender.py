@@ -1,6 +1,6 @@
-"""Sends what is new in a folder over a link, for as long as the link lives.
+"""Sender of new files in a folder over a link, for as long as the link exists.
 
-One of them for each peer that wants files. What is new is `wire.file_sync`'s business.
+There is one sender for each peer that wants files. `wire.file_sync` determines which files are new.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _EVERY_S = 0.05
 
 
 class FolderSender:
-    """Rounds of sending, one at a time."""
+    """Background task that sends new files in rounds."""
 
     def __init__(self, link: Link, sender: Sender) -> None:
         self._link = link
         self._sender = sender
         self._turn = asyncio.Lock()
         self._is_closed = False
-        self._told: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
         self.moved_s = time.monotonic()  # when something was last sent
         self._task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
-        # a flag besides the cancelling, which Python 3.11 may lose while a drain is failing
+        # a flag in addition to the cancellation, which Python 3.11 may lose while a drain fails
         while not self._is_closed:
             await self.round()
             await asyncio.sleep(_EVERY_S)
@@ -47,18 +47,18 @@ class FolderSender:
                 self._is_closed = True
             except OSError as error:
                 logger.warning("files for %s: %s", self._link.peer, error)
-            self._tell_troubles()
+            self._log_troubles()
 
     @property
     def troubles(self) -> dict[str, str]:
-        """Files that cannot be read, and why."""
+        """Files that cannot be read, with the reasons."""
         return self._sender.troubles
 
-    def _tell_troubles(self) -> None:
-        """Each once: it is tried again many times a second."""
-        for path, why in self.troubles.items() - self._told.items():
+    def _log_troubles(self) -> None:
+        """Log each problem once, because every round tries the file again."""
+        for path, why in self.troubles.items() - self._logged.items():
             logger.warning("%s for %s: %s", path, self._link.peer, why)
-        self._told = dict(self.troubles)
+        self._logged = dict(self.troubles)
 
     def close(self) -> None:
         self._is_closed = True

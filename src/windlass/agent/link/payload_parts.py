@@ -1,5 +1,7 @@
-"""Payloads between machines: a large one is cut into parts, sent as fast as the other side reads, and kept in
-a file there until somebody claims it. What is in it is nobody's business here.
+"""Transfer of large payloads between machines.
+
+The sender splits a payload into parts and sends them as fast as the receiver reads. The receiver writes them
+to a file, which it keeps until it is claimed. This module does not interpret payloads.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from windlass.wire.message import Message
 from windlass.wire.messages.computes import PayloadPart
 
 M = TypeVar("M", bound=Message)
-Ship = Callable[[str, str], Awaitable[None]]  # sends a payload ahead: its key and its file
+Ship = Callable[[str, str], Awaitable[None]]  # sends a payload before its message, by key and file
 
 
 class PartStore:
-    """Payloads that arrive, by the key their sender gave them.
+    """Received payloads, by the key that the sender chose.
 
-    `is_far` where senders are on other machines: a path that one of them names is none of this machine's.
+    `is_far` means that senders are on other machines, so paths in their messages do not refer to this one.
     """
 
     def __init__(self, spill: Path, *, is_far: bool) -> None:
@@ -31,7 +33,7 @@ class PartStore:
         self._paths: dict[str, str] = {}
 
     def take(self, part: PayloadPart, body: bytes) -> None:
-        """One part; parts of a payload come in order."""
+        """Append one part. The parts of a payload arrive in order."""
         key = part.payload
         if key not in self._paths:
             self._paths[key] = payloads.new_path(self._spill)
@@ -39,7 +41,10 @@ class PartStore:
             file.write(body)
 
     def with_file(self, message: M) -> M:
-        """A message with the file of the payload that came ahead of it; whose that is, nobody else says."""
+        """Return a message with the file of its payload, which arrived before it.
+
+        `is_ours` is set here only. A value from the sender is ignored.
+        """
         key, file = getattr(message, "payload", ""), getattr(message, "file", "")
         if key:
             return message.replaced(file=self.claim(key), payload="", is_ours=True)
@@ -48,14 +53,14 @@ class PartStore:
         return message
 
     def claim(self, key: str) -> str:
-        """The file of a payload that has come whole; it is the caller's from now on."""
+        """Return the file of a complete payload. The caller owns it from now on."""
         try:
             return self._paths.pop(key)
         except KeyError:
-            raise ProtocolError(f"nothing came of the payload {key!r:.60}") from None
+            raise ProtocolError(f"no parts of payload {key!r:.60} have arrived") from None
 
     def drop(self) -> None:
-        """Forget those that nobody claimed."""
+        """Delete the payloads that were not claimed."""
         for path in self._paths.values():
             payloads.forget(path)
         self._paths.clear()

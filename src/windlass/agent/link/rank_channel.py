@@ -1,7 +1,7 @@
-"""Between a node and one rank that takes calls: frames over a socket pair, both ends.
+"""Channel between a node and one rank that takes calls: frames over a socket pair.
 
-The rank's end blocks, since the rank has nothing else to do; the node's end lives in the agent's loop. What
-the frames say is `agent.rank.call_rank` and `agent.node.compute_orders`.
+The rank's end blocks, because the rank has nothing else to do. The node's end runs in the agent's event loop.
+`agent.rank.call_rank` and `agent.node.compute_orders` interpret the frames.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from windlass.wire.messages.computes import NODE_TO_RANK
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-_READ_BYTES = 64 << 10  # more is taken from the system and given back each time
+_READ_BYTES = 64 << 10  # larger read buffers are allocated and freed for every read
 
 
 class RankEnd:
-    """The rank's end. It waits as long as it takes."""
+    """Rank's end of the channel. It waits without a limit."""
 
     def __init__(self, fd: int) -> None:
         self._link = BlockingLink(socket.socket(fileno=fd), NODE_TO_RANK, io_timeout_s=None)
 
     def receive(self) -> Received | None:
-        """The next message; None when the node has hung up."""
+        """Return the next message, or None if the node has hung up."""
         try:
             return self._link.receive(None)
         except ConnectionBroken:
             return None
 
     def send(self, message: Message, segments: Sequence[Buffer] = ()) -> None:
-        """Say something; a node that is gone hears nothing, and will end this rank."""
+        """Send a message. Do nothing if the node is gone, because this rank is then ended as well."""
         with contextlib.suppress(ConnectionBroken):
             self._link.send(message, segments)
 
     def wait_for_hangup(self, limit_s: float) -> None:
-        """Until the node has hung up, or the limit: its peers may still be meeting this rank."""
+        """Wait until the node hangs up, or for `limit_s`. Other ranks may still be connecting to this one."""
         try:
             while self._link.receive(limit_s) is not None:
                 pass
-        except BaseException:  # noqa: BLE001, S110 - that, or what a signal handler of the user's raised
+        except BaseException:  # noqa: BLE001, S110 - the end, or an exception in a user's signal handler
             pass
 
 
 class NodeEnd:
-    """The node's end. `send` never blocks."""
+    """Node's end of the channel. `send` never blocks."""
 
     def __init__(self, loop: AbstractEventLoop, on_frame: Callable[[Frame], None]) -> None:
         self._loop = loop
@@ -61,20 +61,20 @@ class NodeEnd:
         self._decoder = FrameDecoder()
         self._unsent = bytearray()
         self._is_open = True
-        self.was_reset = False  # the rank ended with something unread
+        self.was_reset = False  # the rank exited with unread data
         loop.add_reader(self._socket.fileno(), self.read)
 
     @property
     def theirs(self) -> int:
-        """The rank's end, until it is given away."""
+        """Descriptor of the rank's end, until `give_away`."""
         return self._theirs.fileno()
 
     def give_away(self) -> None:
-        """The rank has its end: this copy is closed."""
+        """Close this copy of the rank's end, which the rank now has."""
         self._theirs.close()
 
     def send(self, data: bytes) -> bool:
-        """A rendered frame, or several; False when the rank is gone, and will never read it."""
+        """Send one or more rendered frames. Return False if the rank is gone and will never read them."""
         if not self._is_open:
             return False
         if self._unsent:
@@ -85,7 +85,7 @@ class NodeEnd:
         except BlockingIOError:
             num = 0
         except OSError:
-            return False  # its end is an event of its own
+            return False  # its exit is reported separately
         if num < len(data):
             self._unsent += memoryview(data)[num:]
             self._loop.add_writer(self._socket.fileno(), self._write)
@@ -103,7 +103,7 @@ class NodeEnd:
             self._loop.remove_writer(self._socket.fileno())
 
     def read(self) -> bool:
-        """Take what has come; whether there was something."""
+        """Read pending data. Return whether there was any."""
         if not self._is_open:
             return False
         try:
@@ -119,12 +119,12 @@ class NodeEnd:
         try:
             for frame in self._decoder.feed(data):
                 self._on_frame(frame)
-        except ProtocolError:  # what a rank's own code wrote there
+        except ProtocolError:  # written by the user's code in the rank
             self.close()
         return True
 
     def close(self) -> None:
-        """Hang up: a rank that waits for calls ends."""
+        """Hang up, which makes a rank that waits for calls exit."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._socket.fileno())

@@ -1,7 +1,8 @@
-"""TCP with TLS for agents: listening, dialling, and the log of those that were refused.
+"""TCP with TLS for agents: listening, dialling, and a log of refused connections.
 
-Strangers are few at a time and leave after a while; refusals are one log line each, with a limit per minute.
-What is said over a connection is `agent.link.agent_link`. Standard library only.
+The number of peers that have not introduced themselves is limited, and so is their time. Each refusal is one
+log line, with a limit per minute. `agent.link.agent_link` handles the data of a connection. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ _MAX_LINES = 100
 _WINDOW_S = 60.0
 
 _IN_WORDS = {
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it presents no certificate",
     "HTTP_REQUEST": "it speaks HTTP, not TLS",
     "WRONG_VERSION_NUMBER": "it does not speak TLS",
     "UNSUPPORTED_PROTOCOL": "it speaks an older TLS than 1.3",
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a certificate, and none was shown",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it requires a certificate, and none was presented",
     "TLSV1_ALERT_UNKNOWN_CA": "it does not trust the job's CA",
 }
 SHUTDOWN_TIMEOUT_S = 1.0
 _MAX_STRANGERS = 64
-_PATIENCE_S = 0.5  # what the oldest stranger is left when all places are taken
+_EVICT_AFTER_S = 0.5  # age at which a stranger may be evicted to make room
 _CONNECT_TIMEOUT_S = 2.0
 _NAME_TIMEOUT_S = 2.0
 _BACKLOG = 1024
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-_LATER: dict[str, Any] = (  # what Python 3.10 does not know
+_LATER: dict[str, Any] = (  # arguments that Python 3.10 does not have
     {"ssl_shutdown_timeout": SHUTDOWN_TIMEOUT_S} if sys.version_info >= (3, 11) else {}
 )
 
@@ -50,7 +51,7 @@ Greet = Callable[[socket.socket, Introduced], Awaitable[None]]
 
 
 class RefusalLog:
-    """At most so many lines a minute; the rest are counted and told with the next one."""
+    """Log of refused connections: at most 100 lines a minute, and a count of the rest."""
 
     def __init__(self) -> None:
         self._since_s = time.monotonic()
@@ -61,7 +62,7 @@ class RefusalLog:
         now_s = time.monotonic()
         if now_s - self._since_s > _WINDOW_S:
             if self._num_kept_back:
-                logger.warning("refused %d more links unseen", self._num_kept_back)
+                logger.warning("refused %d more links, not logged", self._num_kept_back)
             self._since_s, self._num_lines, self._num_kept_back = now_s, 0, 0
         if self._num_lines < _MAX_LINES:
             self._num_lines += 1
@@ -71,7 +72,7 @@ class RefusalLog:
 
 
 def render_trouble(error: BaseException) -> str:
-    """Why a connection failed, on one line."""
+    """Return why a connection failed, in one line."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not one of this job's: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
@@ -84,7 +85,7 @@ def render_trouble(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsPlace:
-    """Where a node listens. No host is every address of this machine; port 0 is any free one."""
+    """Address where a node listens. An empty host is every address of this machine, port 0 any free port."""
 
     host: str
     port: int
@@ -99,7 +100,7 @@ def _close(connection: socket.socket, _task: object) -> None:
 
 
 def render_address(address: object) -> str:
-    """An address as logs show it."""
+    """Return an address as logs show it."""
     if not isinstance(address, tuple) or len(address) < 2:
         return "this machine"
     host = str(address[0]).removeprefix("::ffff:")
@@ -108,7 +109,7 @@ def render_address(address: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stranger:
-    """A guest that has not introduced itself."""
+    """Peer that has not introduced itself."""
 
     peer: str
     since_s: float
@@ -116,14 +117,16 @@ class _Stranger:
 
 
 class Listener:
-    """Takes connections. `greet` hosts each to its end, and says when its guest is introduced."""
+    """Listening socket. `greet` serves each connection, and reports when its peer has introduced itself."""
 
     def __init__(self, place: TlsPlace, greet: Greet, *, hello_timeout_s: float) -> None:
         self._greet = greet
         self._hello_timeout_s = hello_timeout_s
         self._socket = _listen(place)
-        self._strangers: dict[asyncio.Task[None], _Stranger] = {}  # the oldest first
-        self._guests: set[asyncio.Task[None]] = set()  # the loop alone would let them be collected
+        self._strangers: dict[asyncio.Task[None], _Stranger] = {}  # oldest first
+        self._guests: set[asyncio.Task[None]] = (
+            set()
+        )  # the loop keeps only weak references to tasks
         self._refusals = RefusalLog()
         self._room = asyncio.Event()
         self._accepting = asyncio.ensure_future(self._accept())
@@ -133,7 +136,7 @@ class Listener:
         return int(self._socket.getsockname()[1])
 
     def close(self) -> None:
-        """Take no more; a guest that was welcomed stays, any other is sent away."""
+        """Accept no more connections. Close those whose peers have not introduced themselves."""
         self._accepting.cancel()
         self._socket.close()
         for task in list(self._strangers):
@@ -146,9 +149,9 @@ class Listener:
             await self._wait_for_room()
             try:
                 connection, address = await loop.sock_accept(self._socket)
-            except OSError as error:  # out of file descriptors, or the guest has already gone
-                logger.warning("a connection could not be taken: %s", error)
-                await asyncio.sleep(_PATIENCE_S)
+            except OSError as error:  # no file descriptors left, or the peer hung up
+                logger.warning("cannot accept a connection: %s", error)
+                await asyncio.sleep(_EVICT_AFTER_S)
                 continue
             task = asyncio.ensure_future(self._host(connection))
             too_late = f"no hello within {self._hello_timeout_s:g} s"
@@ -159,15 +162,15 @@ class Listener:
             )
             self._guests.add(task)
             task.add_done_callback(self._leave)
-            # also of one that is sent away before it was looked at
+            # also closes a connection whose task is cancelled before it runs
             task.add_done_callback(functools.partial(_close, connection))
 
     async def _wait_for_room(self) -> None:
-        """An honest guest needs milliseconds: when all places are taken, the oldest stranger goes."""
+        """Wait for room, evicting the oldest stranger if needed. A genuine peer needs only milliseconds."""
         while len(self._strangers) >= _MAX_STRANGERS:
             self._room.clear()
             task, oldest = next(iter(self._strangers.items()))
-            left_s = oldest.since_s + _PATIENCE_S - asyncio.get_running_loop().time()
+            left_s = oldest.since_s + _EVICT_AFTER_S - asyncio.get_running_loop().time()
             if left_s <= 0:
                 self._dismiss(task, "no hello yet, and others are waiting")
                 continue
@@ -200,7 +203,7 @@ class Listener:
         self._introduce(task)
         self._guests.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a link ended in an error of ours", exc_info=error)
+            logger.error("a link ended with an internal error", exc_info=error)
 
 
 def _listen(place: TlsPlace) -> socket.socket:
@@ -213,7 +216,7 @@ def _listen(place: TlsPlace) -> socket.socket:
     except (OSError, OverflowError) as error:
         raise EngineError(
             f"cannot listen at {place}: {error}",
-            hint="another program on this machine or in this pod has the port; choose another",
+            hint="another program on this machine or in this pod uses the port; choose another",
         ) from error
     listening.setblocking(False)
     return listening
@@ -225,7 +228,7 @@ async def shake_hands(
     context: ssl.SSLContext,
     timeout_s: float,
 ) -> None:
-    """Let a guest in, if it can show a certificate."""
+    """Perform the TLS handshake with a peer, which must present a certificate."""
     await asyncio.get_running_loop().connect_accepted_socket(
         lambda: protocol, connection, ssl=context, ssl_handshake_timeout=timeout_s, **_LATER
     )
@@ -239,7 +242,7 @@ async def dial(
     timeout_s: float,
     connect_s: float = _CONNECT_TIMEOUT_S,
 ) -> None:
-    """One try to reach a node; OSError or asyncio.TimeoutError when it fails."""
+    """Try once to connect to a node. Raise OSError or asyncio.TimeoutError on failure."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     connection = await _connect(place.host, place.port, min(connect_s, timeout_s))
@@ -255,11 +258,11 @@ async def dial(
 
 
 async def _connect(host: str, port: int, timeout_s: float) -> socket.socket:
-    """A TCP connection to the first address of `host` that answers; each is given the time."""
+    """Connect to the first address of `host` that answers. Each address may take `timeout_s`."""
     loop = asyncio.get_running_loop()
     asked = loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = await asyncio.wait_for(asked, max(timeout_s, _NAME_TIMEOUT_S))
-    trouble: Exception = OSError(f"{host} has no address")
+    failure: Exception = OSError(f"{host} has no address")
     for family, kind, protocol, _, address in addresses:
         connection = socket.socket(family, kind, protocol)
         try:
@@ -267,17 +270,17 @@ async def _connect(host: str, port: int, timeout_s: float) -> socket.socket:
             await asyncio.wait_for(loop.sock_connect(connection, address), timeout_s)
         except (OSError, asyncio.TimeoutError) as error:
             connection.close()
-            trouble = error
+            failure = error
         except BaseException:
             connection.close()
             raise
         else:
             return connection
-    raise trouble
+    raise failure
 
 
 def _tune(connection: socket.socket) -> None:
-    """Small frames leave at once, and a machine that vanished is noticed without being written to."""
+    """Send small frames without delay, and detect a vanished machine even without writing to it."""
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
