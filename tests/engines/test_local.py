@@ -177,7 +177,7 @@ def test_a_folder_of_sockets_that_is_open_to_others_is_refused(temporary, home, 
     ours = temporary / f"windlass-{os.getuid()}"
     ours.mkdir()
     ours.chmod(mode)
-    with pytest.raises(wl.EngineError, match="is open to others") as caught:
+    with pytest.raises(wl.EngineError, match="is open to other users") as caught:
         wl.submit(work.rank)
     assert f"chmod 700 {ours}" in caught.value.hint
     assert not (home / "jobs").exists()
@@ -310,7 +310,7 @@ def test_logs_that_fill_the_disk_fail_nothing_but_say_so(small_disk):
     assert [c.message for c in warnings] == ["rank-0.log is incomplete: No space left on device"]
     assert status.phase.value in ("succeeded", "failed")
     if status.phase.value == "failed":  # there was no room for the result either
-        assert "could not be kept: No space left on device" in status.verdict.message
+        assert "bytes: No space left on device" in status.verdict.message
         assert (status.verdict.rank, status.verdict.kind.value) == (0, "user error")
         with pytest.raises((OSError, wl.JobError)):
             job.results()
@@ -323,7 +323,7 @@ def test_a_result_that_does_not_fit_is_told(small_disk):
     status = job.wait(60)
     assert status.phase.value == "failed"
     assert "the result of 2000" in status.verdict.message
-    assert "could not be kept: No space left on device" in status.verdict.message
+    assert "bytes: No space left on device" in status.verdict.message
 
 
 def test_a_job_that_fails_on_a_full_disk_has_a_true_verdict(small_disk):

@@ -1,7 +1,7 @@
-"""Between agent and fork server: requests with pipes attached one way, events the other.
+"""Protocol between an agent and its fork server: requests with attached pipes, and events in return.
 
-A request is a length and JSON; the rank's two pipe ends travel with its first bytes. An event is a line
-of JSON. Both ends are here so that they cannot drift apart; neither end's work is.
+A request is a length and JSON. The rank's two pipe ends travel with its first bytes. An event is a line of
+JSON. Both ends are in this module so that they cannot drift apart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from windlass.wire.messages.forkserver import (
     PreloadModules,
 )
 
-TYPE_CHECKING = False  # typing's own; what is imported here delays the import of torch
+TYPE_CHECKING = False  # not imported from typing, because every import here delays that of torch
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ _MAX_FDS = 8
 
 
 def read_request(control: socket.socket) -> tuple[Message, list[int]] | None:
-    """The next request and the descriptors that came with it; None when the agent has hung up."""
+    """Return the next request and its file descriptors, or None if the agent has hung up."""
     data, fds, _, _ = socket.recv_fds(control, _LENGTH.size, _MAX_FDS)
     if not data:
         return None
@@ -52,12 +52,12 @@ def read_request(control: socket.socket) -> tuple[Message, list[int]] | None:
 
 
 def send_event(control: socket.socket, event: Message) -> None:
-    """Tell the agent; if it is gone, so is the reason to go on."""
+    """Send an event to the agent. Raises ConnectionError if the agent is gone, which ends the fork server."""
     control.sendall(json.dumps(event.to_header()).encode() + b"\n")
 
 
 class ForkServer:
-    """The agent's end: starts the server, asks for ranks, hears of their ends."""
+    """Agent's end of the connection: starts the server, requests ranks, and receives their events."""
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
@@ -69,7 +69,7 @@ class ForkServer:
 
     @property
     def preload(self) -> list[str]:
-        """What it imports ahead by now."""
+        """Modules that the server was asked to preload."""
         return list(self._preload)
 
     @property
@@ -77,20 +77,20 @@ class ForkServer:
         return self._control is not None
 
     def fits(self, preload: Sequence[str], env: dict[str, str]) -> bool:
-        """Whether the running server is what `start` would give, as far as imports can tell."""
+        """Return whether the running server can stand in for the one that `start` would create."""
         differing = {name for name in {*env, *self._env} if env.get(name) != self._env.get(name)}
         is_late = all(name.startswith(names.READ_LATE) for name in differing)
         return self.is_running and set(self._preload) <= set(preload) and is_late
 
     def start(self, preload: Sequence[str], env: dict[str, str]) -> None:
-        """Start the server; it imports `preload` in `env` before it forks anything."""
+        """Start the server, which imports `preload` in `env` before it forks anything."""
         ours, theirs = socket.socketpair()
         self.adopt(ours, spawn_server(theirs.detach(), preload, env), preload, env)
 
     def adopt(
         self, control: socket.socket, pid: int, preload: Sequence[str], env: dict[str, str]
     ) -> None:
-        """Take over a server that was started before."""
+        """Take over a running server."""
         self._control, self.pid = control, pid
         self._preload, self._env = list(preload), env
         self._buffer = b""
@@ -100,31 +100,31 @@ class ForkServer:
             self.guard(*self._guard)
 
     def guard(self, request: GuardRanks, lease_fd: int) -> None:
-        """Have this server, and those that are started later, end ranks whose lease lapses."""
+        """Have this server, and those started later, end the ranks when their lease lapses."""
         self._guard = request, lease_fd
         self._ask(request, (lease_fd,))
 
     def extend(self, preload: Sequence[str]) -> None:
-        """Have it import what it was not started with; it says `ready` again."""
+        """Have the server import more modules. It sends `ModulesImported` again."""
         more = [name for name in preload if name not in self._preload]
         if more:
             self._preload += more
             self._ask(PreloadModules(modules=more))
 
     def revive(self) -> None:
-        """Start it again if it has died."""
+        """Restart the server if it has died."""
         if not self.is_running:
             self.start(self._preload, self._env)
 
     def listen(self, loop: AbstractEventLoop, on_event: Callable[[Message], None]) -> None:
-        """Hand events to the loop from now on, also those of a server that is started later."""
+        """Pass events to `on_event` from now on, including those of servers started later."""
         self._loop, self._on_event = loop, on_event
         if self._control is not None:
             self._control.setblocking(False)
             loop.add_reader(self._control.fileno(), self._read)
 
     def fork(self, request: ForkRank, fds: tuple[int, ...]) -> None:
-        """Ask for one rank; `started` and, once, `exited` follow as events."""
+        """Request one rank. `ProcessStarted` and a single `ProcessExited` follow as events."""
         if own := self._own_variables:
             request = request.replaced(forget=own)
         self._ask(request, fds)
@@ -139,7 +139,7 @@ class ForkServer:
         cluster: ClusterNode | None = None,
         fds: tuple[int, ...] = (),
     ) -> None:
-        """Ask for the store of an attempt; `store` follows with its port, 0 where there can be none."""
+        """Request the store of an attempt. `StoreOpened` follows with its port, or 0 if it has none."""
         request = ForkStore(framework=framework, attempt=attempt, address=address, port=port)
         if cluster is not None:
             cluster = cluster.replaced(forget=self._own_variables)
@@ -148,7 +148,7 @@ class ForkServer:
 
     @property
     def _own_variables(self) -> list[str]:
-        """Which the server was given for itself alone."""
+        """Variables that were set for the server alone, which its children must not inherit."""
         return [name for name in (names.OPENBLAS_NUM_THREADS,) if name not in self._env]
 
     def _ask(self, request: Message, fds: tuple[int, ...] = ()) -> None:
@@ -160,7 +160,7 @@ class ForkServer:
             socket.send_fds(self._control, [_LENGTH.pack(len(body))], fds)
             self._control.sendall(body)
         except ConnectionError:
-            return  # its death is an event of its own
+            return  # `_read` reports the death of the server
         finally:
             self._control.setblocking(False)
 
@@ -182,7 +182,7 @@ class ForkServer:
             self._on_event(FORK_SERVER_TO_NODE.read(json.loads(line)))
 
     def close(self) -> None:
-        """End the server and everything below it."""
+        """Kill the server and all its descendants."""
         self._hang_up()
         if self.pid:
             processes.kill_descendants(os.getpid(), spare=frozenset({self.pid}))

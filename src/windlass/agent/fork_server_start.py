@@ -1,4 +1,4 @@
-"""Starting a fork server process: a file of its own, so that an agent can do it before all else."""
+"""Start of a fork server process, in a separate module so that agents can do it before other imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def spawn_server(control_fd: int, preload: Sequence[str], env: Mapping[str, str]) -> int:
-    """Start a fork server that talks over `control_fd`, which is closed here; returns its pid."""
+    """Start a fork server with `control_fd` as its connection, close that here, and return the PID."""
     os.set_inheritable(control_fd, True)
     argv = [sys.executable, sys.argv[0], "forkserver", str(control_fd), ",".join(preload)]
     pid = os.posix_spawn(sys.executable, argv, {names.OPENBLAS_NUM_THREADS: "1", **env})

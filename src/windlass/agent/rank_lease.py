@@ -1,4 +1,4 @@
-"""Lease of a node's ranks: the time until which they may live without a sign of their agent.
+"""Lease of a node's ranks: the time until which they may live without renewal by their agent.
 
 The agent renews the lease in memory that it shares with its fork server, which ends all ranks when the lease
 lapses. So a stopped or stuck agent cannot keep them alive. A timer in the kernel ends the fork server
@@ -22,12 +22,12 @@ _TIMER_ABSTIME = 1
 
 
 def read_clock() -> float:
-    """Return the seconds since boot, with the time that this machine was suspended where it counts that."""
+    """Return the seconds since boot, including suspended time if the system has such a clock."""
     return time.clock_gettime(_CLOCK)
 
 
 class RankLease:
-    """Time until which ranks may live, in the shared memory that `fd` is a descriptor of."""
+    """Time until which ranks may live, stored in the shared memory of descriptor `fd`."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -35,7 +35,7 @@ class RankLease:
 
     @classmethod
     def make(cls) -> RankLease:
-        """Make a lease that has not begun: no rank may live yet."""
+        """Make a lease that has already lapsed, so that no rank may live yet."""
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("windlass-lease")
         else:
@@ -45,7 +45,7 @@ class RankLease:
         return cls(fd)
 
     def extend(self, until_s: float) -> None:
-        """Let ranks live until a time of `read_clock`."""
+        """Extend the lease until a time of `read_clock`."""
         self._memory[:] = _UNTIL.pack(until_s)
 
     @property
@@ -54,7 +54,7 @@ class RankLease:
 
     @property
     def left_s(self) -> float:
-        """Seconds until it lapses; negative once it has."""
+        """Seconds until the lease lapses, negative afterwards."""
         return self.until_s - read_clock()
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class KillTimer:
                 self._settime = library.timer_settime
 
     def set_in(self, seconds: float) -> None:
-        """Kill this process after so long, unless it is set again before."""
+        """Kill this process after `seconds`, unless the timer is set again before."""
         self._set(read_clock() + seconds)
 
     def disarm(self) -> None:

@@ -1,9 +1,10 @@
-"""A rank's process: made like a fresh interpreter after the fork, and ended as an interpreter ends.
+"""Process of a rank: set up like a fresh interpreter after the fork, and ended as an interpreter ends.
 
-Threads are joined, exit handlers run, `__main__` is cleared, objects are finalised, stdio and C streams are
-flushed, C exit handlers run: the interpreter does it, since a rank leaves its fork server by unwinding to the
-top. Only what was loaded before the fork stays as it is: torch's modules and the static objects of its
-libraries, which take a quarter of a second in every rank. The fork server imports this before torch.
+A rank unwinds to the top of the process, so the interpreter performs its usual shutdown. It joins threads,
+runs exit handlers, clears `__main__` and finalises objects. It also flushes stdio and C streams, and runs C
+exit handlers. Modules that the fork server loaded are not torn down: torch's modules and the static objects
+of its libraries would take a quarter of a second in every rank. The fork server imports this module before
+torch.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ from typing import Any, NoReturn
 
 from windlass.exchange_threads import wait_for_exchange_threads
 
-# The interpreter ends these itself.
+# The interpreter tears these down itself.
 _NEVER_SPARED = ("sys", "builtins", "__main__")
 
-# Instead of an exit code, where a KeyboardInterrupt was not caught.
+# Used instead of an exit code after an uncaught KeyboardInterrupt.
 INTERRUPTED = -2
 
 _spared: dict[str, Any] = {}
 
 
 def settle_python() -> None:
-    """Streams, faults, threads and seeds as a fresh interpreter has them."""
+    """Set up streams, fault handler, threads and seeds as in a fresh interpreter."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
-    with contextlib.suppress(AttributeError):  # it is the server's until it is told
+    with contextlib.suppress(AttributeError):  # the thread still has the native ID of the server
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # noqa: SLF001
     _draw_seeds()
 
 
 def _draw_seeds() -> None:
-    """Seed anew what a fresh interpreter seeds for itself; Python's own `random` does it at each fork."""
+    """Seed the generators that a fresh interpreter seeds. Python's `random` reseeds itself at each fork."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
@@ -52,14 +53,14 @@ def _draw_seeds() -> None:
 
 
 def prepare() -> None:
-    """Called before anything of the user's is imported: handlers registered first run last."""
+    """Register exit handlers. Runs before any import of user code, because the first registered run last."""
     atexit.register(_set_aside)
     atexit.register(wait_for_exchange_threads)
 
 
 @contextlib.contextmanager
 def sparing() -> Iterator[None]:
-    """Modules imported inside this block are not torn down when a rank ends."""
+    """Exempt modules that are imported in this block from the tear-down of a rank."""
     before = _find_finalizers()
     yield
     for finalizer in _find_finalizers() - before:
@@ -76,26 +77,26 @@ def _find_finalizers() -> set[Any]:
 
 
 def _leave_libraries() -> None:
-    """Have C's `exit` end the process once it has run every handler that is registered from now on."""
+    """Have C's `exit` end the process after the handlers that are registered from now on."""
     import ctypes
 
     libc = ctypes.CDLL(None)
     if not (hasattr(libc, "on_exit") and hasattr(libc, "__cxa_atexit")):
-        return  # a C library without them takes its time instead
-    libc.on_exit(libc._exit, None)  # noqa: SLF001 - the name that C gives it
+        return  # without them, the exit is only slower
+    libc.on_exit(libc._exit, None)  # noqa: SLF001 - the name of the C function
     at_exit = getattr(libc, "__cxa_atexit")
     with contextlib.suppress(OSError, AttributeError, ValueError):
         cxx = ctypes.CDLL("libstdc++.so.6", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
         cout = ctypes.addressof(ctypes.c_char.in_dll(cxx, "_ZSt4cout"))
-        if ctypes.c_void_p.from_address(cout).value:  # somebody uses it, and so has made it
+        if ctypes.c_void_p.from_address(cout).value:  # it is initialised, so something uses it
             at_exit(cxx._ZNSo5flushEv, ctypes.c_void_p(cout), None)  # noqa: SLF001 - std::cout.flush()
     at_exit(libc.fflush, None, None)
 
 
 def _set_aside() -> None:
-    """The last exit handler of a rank: hide from the interpreter what it need not tear down."""
+    """Hide the spared modules from the interpreter. This is the last exit handler of a rank."""
     if not _spared:
-        gc.unfreeze()  # else what a frozen object refers to would stay
+        gc.unfreeze()  # otherwise objects that frozen ones refer to are never finalised
         return
     _flush_files()
     import ctypes
@@ -108,10 +109,10 @@ def _set_aside() -> None:
 
 
 def _tie_modules() -> None:
-    """Have the interpreter empty each module that is left, also one that something set aside refers to.
+    """Have the interpreter clear every remaining module, even one that a spared module refers to.
 
-    It empties those that outlive its last collection, and knows them by the module, not by its variables,
-    which functions keep alive alone.
+    It clears the modules that survive its last collection. A function keeps only the variables of its module
+    alive, not the module, so each module gets a reference to itself there.
     """
     for name, module in sys.modules.items():
         if isinstance(module, types.ModuleType) and name not in ("sys", "builtins"):
@@ -119,18 +120,18 @@ def _tie_modules() -> None:
 
 
 def _flush_files() -> None:
-    """Flush what the user's code left open, even where only a module that is set aside knows of it."""
-    for thing in gc.get_objects():  # made since the fork: what was there before is frozen
-        if issubclass(type(thing), _io._IOBase):  # noqa: SLF001 - asks the object nothing
-            # closed, read only, a full disk, a user's own class
+    """Flush the files that user code left open, even if only a spared module refers to them."""
+    for thing in gc.get_objects():  # only objects made since the fork, as earlier ones are frozen
+        if issubclass(type(thing), _io._IOBase):  # noqa: SLF001 - runs no code of the object
+            # the file may be closed or read-only, the disk full, or the class the user's own
             with contextlib.suppress(Exception):
                 thing.flush()
 
 
 def leave(code: int) -> NoReturn:
     """Unwind to the top of the process, where the interpreter ends it."""
-    if code == INTERRUPTED:  # which ends an interpreter by the signal itself
-        # the exception has been told already
+    if code == INTERRUPTED:  # ends the interpreter by the signal itself
+        # the exception has been printed already
         sys.excepthook = lambda *_: None
         raise KeyboardInterrupt
     sys.exit(code)

@@ -1,1 +1,1 @@
-"""The process with torch imported, of which ranks are forks."""
+"""Fork server: the process that imports torch once and forks the ranks."""

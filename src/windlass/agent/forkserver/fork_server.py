@@ -1,11 +1,11 @@
-"""The fork server: imports torch once, then forks ranks for as long as the agent asks.
+"""Fork server: a process that imports torch once, then forks ranks on request of the agent.
 
-A process of its own, single-threaded, which is checked: a fork copies only the forking thread, so a
-preloaded module that started another one makes ranks hang in its locks; then they are spawned instead.
-Requests and events are JSON lines of `agent.fork_server_client`. No asyncio here: the ranks would
-inherit it.
+The process must be single-threaded. A fork copies only the forking thread, so ranks would hang in locks held
+by a thread that a preloaded module started. If there is one, ranks are spawned instead of forked.
+`agent.fork_server_client` defines the requests and events. This module does not use asyncio, because the
+ranks would inherit it.
 
-It is also the watchdog of the ranks: it ends them when their lease (`agent.rank_lease`) lapses.
+The fork server is also the watchdog of the ranks: it kills them when their lease (`agent.rank_lease`) lapses.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from windlass.wire.messages.forkserver import (
 if TYPE_CHECKING:
     from windlass.agent.rank_lease import RankLease
 
-_LOOK_S = 1.0  # how often the lease is read while there are ranks
+_CHECK_S = 1.0  # interval between checks of the lease while there are ranks
 _ORDERS_TO_END = frozenset({signal.SIGTERM, signal.SIGINT})
-# Libraries that may end with the process. Others are taken apart in each rank: they might be the user's.
+# Libraries that need no tear-down in a rank. Other modules may be the user's, so each rank tears them down.
 _SPARED = frozenset({"torch", "numpy"})
 
 
 class RankPrograms(Protocol):
-    """What forks become: a rank of a job, or one that takes calls."""
+    """Programs that a fork can run: a rank of a job, or a rank that takes calls."""
 
     def note_modules(self) -> None: ...
 
@@ -71,7 +71,7 @@ class RankPrograms(Protocol):
 def serve(
     control_fd: int, preload: Sequence[str], load_programs: Callable[[], RankPrograms]
 ) -> NoReturn:
-    """Import, then fork on request until the agent hangs up. A fork that has ended unwinds from here."""
+    """Import, then fork on request until the agent hangs up. A finished fork unwinds through this call."""
     rank_process.prepare()
     control = socket.socket(fileno=control_fd)
     processes.become_subreaper()
@@ -92,16 +92,16 @@ def _end_now(*_: object) -> NoReturn:
 def _preload(
     modules: Sequence[str], control: socket.socket, load_programs: Callable[[], RankPrograms]
 ) -> bool:
-    """Import the modules and tell the agent how it went; returns whether it is safe to fork now."""
+    """Import the modules and report the outcome to the agent. Return whether forking is safe."""
     missing: dict[str, str] = {}
     culprit = ""
-    gc.disable()  # a tenth of the time of importing torch
+    gc.disable()  # saves a tenth of the time of importing torch
     for name in modules:
         is_spared = name.partition(".")[0] in _SPARED
         try:
             with _importing_library() if is_spared else contextlib.nullcontext():
                 import_snapshot.import_module(name)
-        except Exception as error:  # noqa: BLE001 - the rank that needs it will say so, at the user's line
+        except Exception as error:  # noqa: BLE001 - a rank that imports it fails at the user's line
             missing[name] = f"{type(error).__name__}: {error}"
         if not culprit and processes.count_threads() > 1:
             culprit = name
@@ -120,7 +120,7 @@ def _preload(
 
 @contextlib.contextmanager
 def _importing_library() -> Iterator[None]:
-    """Without our archive on the path, which importlib.metadata would look into and keep open in ranks."""
+    """Hide our archive from the path, because importlib.metadata would keep it open in ranks."""
     path = list(sys.path)
     sys.path[:] = [entry for entry in path if not entry.endswith(".pyz")]
     try:
@@ -131,7 +131,7 @@ def _importing_library() -> Iterator[None]:
 
 
 class _Guard:
-    """Watchdog over the children of this process: it ends them when the agent lets their lease lapse."""
+    """Watchdog over the children of this process, which kills them when their lease lapses."""
 
     def __init__(self, lease: RankLease, *, backstop_s: float) -> None:
         from windlass.agent.rank_lease import KillTimer
@@ -140,22 +140,22 @@ class _Guard:
         self._timer = KillTimer()
         self._backstop_s = backstop_s
 
-    def look(self) -> float:
-        """End all children if their lease has lapsed. Return when to look again, in seconds."""
+    def check(self) -> float:
+        """Kill all children if their lease has lapsed. Return the seconds until the next check."""
         left_s = self._lease.left_s
         if left_s <= 0:
             self._end_below(os.getpid())
-            left_s = _LOOK_S
-        # the kernel ends this process, and its children with it, if this process is stopped
+            left_s = _CHECK_S
+        # if this process is stopped, the kernel kills it, and its children die with it
         self._timer.set_in(left_s + self._backstop_s)
-        return min(left_s, _LOOK_S)
+        return min(left_s, _CHECK_S)
 
     def rest(self) -> None:
-        """Disarm the kernel's timer: there are no children."""
+        """Disarm the kernel's timer while there are no children."""
         self._timer.disarm()
 
     def leave(self) -> None:
-        """Let go of what a child of this process inherited."""
+        """Close what a child of this process has inherited."""
         self._lease.close()
 
     def _end_below(self, root: int) -> None:
@@ -169,7 +169,7 @@ class _Guard:
 
     @contextlib.contextmanager
     def standing_in(self) -> Iterator[None]:
-        """Have another process watch while this one is busy, for however long."""
+        """Let another process check the lease while this one is busy."""
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -177,7 +177,7 @@ class _Guard:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             while True:
-                time.sleep(_LOOK_S)
+                time.sleep(_CHECK_S)
                 if self._lease.left_s <= 0:
                     self._end_below(server)
         self._timer.disarm()
@@ -188,7 +188,7 @@ class _Guard:
 
 
 class _ForkServer:
-    """Takes requests, forks, reaps."""
+    """Main loop of the fork server: handles requests, forks, and reaps."""
 
     def __init__(self, control: socket.socket, programs: RankPrograms, *, is_safe: bool) -> None:
         self._control = control
@@ -208,13 +208,13 @@ class _ForkServer:
             os.set_blocking(end, False)
         signal.signal(
             signal.SIGCHLD, lambda *_: None
-        )  # a handler, so that the wake-up pipe is written
+        )  # a handler is needed for writes to the wake-up pipe
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
     def loop(self) -> None:
         while True:
             control = self._control.fileno()
-            ready, _, _ = select.select([control, self._wake_read], [], [], self._look())
+            ready, _, _ = select.select([control, self._wake_read], [], [], self._check())
             if self._wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
@@ -230,12 +230,12 @@ class _ForkServer:
 
         self._guard = _Guard(RankLease(fds[0]), backstop_s=request.backstop_s)
 
-    def _look(self) -> float | None:
+    def _check(self) -> float | None:
         """Check the lease of the children, if any. Return when to check again, in seconds."""
         if self._guard is None:
             return None
         if self._has_children:
-            return self._guard.look()
+            return self._guard.check()
         self._guard.rest()
         return None
 
@@ -272,7 +272,7 @@ class _ForkServer:
     def _fork(self, enter: Callable[..., int], request: Any, fds: list[int]) -> int:
         server = os.getpid()
         self._programs.prepare(request.framework)
-        # an order to end that comes right after the fork must find a process that hears it
+        # blocked until the child has its own handlers, so that a signal right after the fork is not lost
         signal.pthread_sigmask(signal.SIG_BLOCK, _ORDERS_TO_END)
         pid = os.fork()
         if pid == 0:
@@ -284,19 +284,19 @@ class _ForkServer:
         return pid
 
     def _become(self, enter: Callable[..., int], *args: Any) -> NoReturn:
-        """Be a rank, and then unwind to the top of the process, which ends as any interpreter does."""
+        """Run a rank, then unwind to the top of the process, which exits like any interpreter."""
         try:
             code = enter(*args)
-        except KeyboardInterrupt:  # before there was anything of the user's to hear it
+        except KeyboardInterrupt:  # arrived before any of the user's code ran
             os._exit(128 + signal.SIGINT)
-        except BaseException as error:  # noqa: BLE001 - nothing may unwind into the server's own loop
+        except BaseException as error:  # noqa: BLE001 - no exception may reach the server's loop
             sys.stderr.write(f"windlass: cannot start this rank: {type(error).__name__}: {error}\n")
             sys.stderr.flush()
             os._exit(126)
         rank_process.leave(code)
 
     def _leave_server(self, server: int) -> None:
-        """What every child does first: start its own session, and arrange to die with the server."""
+        """Start a new session, and arrange to die with the server. Every child does this first."""
         os.setsid()
         processes.die_with_parent(server, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
@@ -314,22 +314,22 @@ class _ForkServer:
         if fds:
             _connect_streams(fds)
 
-        def tell(port: int, **more: str) -> None:
+        def report(port: int, **more: str) -> None:
             send_event(self._control, StoreOpened(attempt=request.attempt, port=port, **more))
             self._control.close()
 
         framework = load_framework(request.framework)
         if framework.cluster is not None and request.cluster is not None:
             try:
-                framework.cluster.run(request.address, request.port, request.cluster, tell)
-            except Exception as error:  # else all that is known is that it died
-                tell(0, error=f"{framework.name}: {type(error).__name__}: {error}")
+                framework.cluster.run(request.address, request.port, request.cluster, report)
+            except Exception as error:  # the lead needs the reason, not only the exit
+                report(0, error=f"{framework.name}: {type(error).__name__}: {error}")
                 raise
         store = framework.store
         if store is None:
-            tell(0)
+            report(0)
             os._exit(0)
-        store.serve(request.address, request.port, tell)
+        store.serve(request.address, request.port, report)
 
     def _enter_rank(self, server: int, request: ForkRank, fds: list[int]) -> int:
         self._leave_server(server)
@@ -341,7 +341,7 @@ class _ForkServer:
         plan, folder = load_job(request.plan)
         if plan["cwd"]:
             os.chdir(plan["cwd"])
-        is_python = plan["work"]["kind"] != "command"  # else the work is another program anyway
+        is_python = plan["work"]["kind"] != "command"  # a command is another program anyway
         if is_python and (plan["start"] == "spawn" or not self._is_safe):
             rank = (str(request.rank), str(request.attempt))
             os.execv(sys.executable, [sys.executable, sys.argv[0], "rank", request.plan, *rank])
@@ -350,16 +350,16 @@ class _ForkServer:
     def _enter_callee(self, channel: int, about: CallRankSetup) -> int:
         if about.start == "spawn" or not self._is_safe:
             os.set_inheritable(channel, True)
-            said = json.dumps(to_json(about))
-            argv = [sys.executable, sys.argv[0], "callee", str(channel), said]
+            text = json.dumps(to_json(about))
+            argv = [sys.executable, sys.argv[0], "callee", str(channel), text]
             os.execv(sys.executable, argv)
         return self._programs.enter_callee(channel, about)
 
 
 def load_job(plan_path: str) -> tuple[dict[str, Any], JobFolder]:
-    """The plan a rank belongs to, and the job's folder, which holds it.
+    """Return a rank's plan and the job's folder, which holds the plan.
 
-    As plain JSON: the agent has checked it, and what is imported here delays the first rank.
+    The plan is plain JSON. The agent has validated it, and more imports would delay the first rank.
     """
     folder = JobFolder(Path(plan_path).parent)
     return json.loads(folder.plan.read_bytes()), folder

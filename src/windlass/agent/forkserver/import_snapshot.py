@@ -1,10 +1,11 @@
-"""A snapshot of what importing a module loads: every source file's byte code in one file, ready to run.
+"""Snapshot of the modules that an import loads: the byte code of every source file, in one file.
 
-Importing torch finds, opens and checks a thousand files one by one; a tenth of the time is that. The
-snapshot holds them together, each with the time and size of its source, which are checked as Python checks
-its own byte code, and with the folders of `sys.path`, whose change means that other files might be found now.
-What does not match is imported as ever, and the snapshot is written anew. Only the fork server uses it, and
-only where a cache folder is named.
+Importing torch finds, opens and checks a thousand files one by one, which is a tenth of the time. The
+snapshot holds the byte code of all of them. Each entry has the modification time and size of its source,
+which are checked as Python checks its own byte code. The snapshot also records the modification times of the
+folders on `sys.path`, because a change there may mean that other files would be found. Modules that do not
+match are imported as usual, and the snapshot is rewritten. Only the fork server uses it, and only if a cache
+folder is set.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from windlass import names
 from windlass.trusted import find_file_fault
 from windlass.wire.job_folder import write_atomically
 
-_MOST = 4  # of one module: for so many environments
+_MAX_SNAPSHOTS = 4  # per module, one for each environment
 
 # origin, whether it is a package, mtime in ns and size of the source, byte code
 _Entry = tuple[str, bool, int, int, bytes]
 
 
 def import_module(name: str) -> None:
-    """Import a module, from its snapshot where that is good."""
+    """Import a module, from its snapshot if that is valid."""
     cache = os.environ.get(names.IMPORT_CACHE, "")
     if not cache or name in sys.modules:
         importlib.import_module(name)
         return
-    # our own archive has another name with each version, and is looked at with the other folders
+    # without our archive, whose name differs with each version (`_folders` covers it)
     found_in = [folder for folder in sys.path if not folder.endswith(".pyz")]
     key = zlib.crc32(repr((sys.version, found_in)).encode())
     path = Path(cache, f"import-{name}-{key:08x}.bin")
@@ -50,22 +51,22 @@ def import_module(name: str) -> None:
     if finder.num_misses or not finder.entries:
         with contextlib.suppress(
             OSError, ValueError
-        ):  # a full or read-only disk: there is no snapshot
+        ):  # no snapshot if the disk is full or read-only
             write_atomically(path, marshal.dumps((_folders(), _collect(loaded))))
             _prune(path.parent, name)
 
 
 def _prune(cache: Path, name: str) -> None:
-    """Snapshots of environments that are no longer used would stay for ever, and torch's have 20 MB."""
+    """Remove the least recently used snapshots of a module. A snapshot of torch takes 20 MB."""
     snapshots = sorted(
         cache.glob(f"import-{name}-????????.bin"), key=lambda path: path.stat().st_mtime
     )
-    for path in snapshots[:-_MOST]:
+    for path in snapshots[:-_MAX_SNAPSHOTS]:
         path.unlink(missing_ok=True)
 
 
 class _Finder:
-    """Finds modules in a snapshot, before anyone looks for their files."""
+    """Finder of modules in a snapshot, which replaces the search for their files."""
 
     def __init__(self, entries: dict[str, _Entry]) -> None:
         self.entries = entries
@@ -93,33 +94,33 @@ class _Finder:
 
 
 class _Loader(SourceFileLoader):
-    """Python's own loader of source files, given the byte code in advance."""
+    """Python's loader of source files, with the byte code given in advance."""
 
     def __init__(self, name: str, path: str, code: bytes) -> None:
         super().__init__(name, path)
         self._code = code
 
     def get_code(self, fullname: str) -> Any:  # noqa: ARG002 - the signature is Python's
-        return marshal.loads(self._code)  # noqa: S302 - from a folder of the user's own, like any .pyc
+        return marshal.loads(self._code)  # noqa: S302 - from a folder that the user owns, like any .pyc
 
 
 def _read(path: Path) -> dict[str, _Entry]:
     try:
         with path.open("rb") as file:
             if fault := find_file_fault(file.fileno(), path):
-                import logging  # only now: ranks have what this process has
+                import logging  # imported late, because ranks inherit all imports of this process
 
                 logging.getLogger(__name__).warning("%s; it is not used", fault)
                 return {}
             folders, entries = marshal.loads(file.read())  # noqa: S302 - as above
-        os.utime(path)  # those that are used stay
+        os.utime(path)  # for `_prune`, which keeps the most recently used
     except (OSError, ValueError, EOFError, TypeError):
         return {}
     return entries if folders == _folders() else {}
 
 
 def _folders() -> list[tuple[str, int]]:
-    """Where modules are looked for, and when anything was last added or removed there."""
+    """Return the folders on `sys.path` and their modification times."""
     stamps = []
     for path in sys.path:
         with contextlib.suppress(OSError):

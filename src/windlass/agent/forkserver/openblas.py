@@ -1,7 +1,8 @@
-"""OpenBLAS, which numpy loads, starts its threads while it loads; a fork server may have only one.
+"""Thread count of OpenBLAS, which starts threads while numpy loads it, in a single-threaded fork server.
 
-So it is loaded with one thread, and told before a fork how many the rank would have had. It ends its own
-threads before a fork and starts them anew when they are first needed: ranks that need none have none.
+The fork server therefore loads OpenBLAS with one thread. Before a fork it sets the number of threads that the
+rank would have had. OpenBLAS ends its threads before a fork and restarts them when they are first needed, so
+ranks that do not need threads have none.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ _SETTERS = (
 
 
 class Threads:
-    """How many threads OpenBLAS has in the ranks that are forked next."""
+    """Number of threads that OpenBLAS has in the ranks that are forked next."""
 
     def __init__(self) -> None:
         self._setters = _find_setters()
         self._num_threads = 1
 
     def promise(self, env: Mapping[str, str]) -> None:
-        """Set as many threads as OpenBLAS would choose by itself in this environment."""
+        """Set the number of threads that OpenBLAS would choose in this environment."""
         wanted = _choose(env)
         if self._setters and wanted != self._num_threads:
             for set_threads in self._setters:
@@ -40,7 +41,10 @@ class Threads:
 
 
 def _choose(env: Mapping[str, str]) -> int:
-    """As OpenBLAS reads its variables: the first that begins with a number, at most the number of cores."""
+    """Return the first variable that starts with a positive number, at most the number of cores.
+
+    This is how OpenBLAS reads its variables.
+    """
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     for name in (names.OPENBLAS_NUM_THREADS, "GOTO_NUM_THREADS", names.OMP_NUM_THREADS):
         number = re.match(r"\s*\+?(\d+)", env.get(name, ""))

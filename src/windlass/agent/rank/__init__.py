@@ -1,1 +1,1 @@
-"""Runs in the user's process: before, around and after the user's code."""
+"""Code that runs in a rank's process: before, around and after the user's code."""

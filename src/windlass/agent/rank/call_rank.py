@@ -1,7 +1,8 @@
-"""A rank that takes calls: waits, runs what it is told to, answers, and waits again or ends.
+"""Rank that takes calls: waits for a call, runs it, answers, and waits for the next one or exits.
 
-The environment is a rank's own before this is entered, and user code finds what it would find in any rank.
-A fresh rank ends after its call; a kept one keeps what the user's code keeps. Says nothing but answers.
+The environment of the rank is set before this module runs, so user code sees what it would see in any rank.
+A fresh rank exits after its call. A kept rank stays, with the state of the user's code. It sends no reports
+besides its answers.
 """
 
 from __future__ import annotations
@@ -36,19 +37,21 @@ from windlass.wire.messages.computes import (
 from windlass.wire.messages.forkserver import CallRankSetup
 from windlass.wire.states import RankState
 
-_AHEAD_BYTES = 4 << 20  # of a stream, before its readers must have caught up
-_ITEM_BYTES = 1 << 10  # what an item costs besides its own bytes
+_AHEAD_BYTES = 4 << 20  # sent of a stream before the rank waits for its readers
+_ITEM_BYTES = 1 << 10  # overhead of an item in addition to its own bytes
 
 for _kind in NODE_TO_RANK.kinds.values():
-    find_fields(_kind)  # in the fork server: a rank has forgotten our modules when it reads one
+    find_fields(
+        _kind
+    )  # cached in the fork server, as ranks drop our modules before they read a message
 
 
 def serve(fd: int, about: CallRankSetup) -> int:
-    """Take calls until the node hangs up; what to exit with.
+    """Take calls until the node hangs up. Return the exit code.
 
-    `about` says where the project is, and whether to stay.
+    `about` holds the project's folder and whether the rank is kept after a call.
     """
-    importlib.import_module("cloudpickle")  # the one that travels with us made the payloads
+    importlib.import_module("cloudpickle")  # the bundled version, which also made the payloads
     return _Callee(RankEnd(fd), about).loop()
 
 
@@ -61,7 +64,7 @@ def _enter(folder: str) -> None:
 
 
 class _Callee:
-    """One rank's calls."""
+    """Executor of the calls of one rank."""
 
     def __init__(self, end: RankEnd, about: CallRankSetup) -> None:
         self._end = end
@@ -71,7 +74,7 @@ class _Callee:
         self._object: Any = None
         self._is_command = False
         self._constructor: list[memoryview] | None = None
-        self._framework = load_framework(about.framework)  # ours, while we are still found first
+        self._framework = load_framework(about.framework)  # before `step_aside` unloads it
         if about.cwd:
             _enter(about.cwd)
         step_aside(about.paths)
@@ -89,7 +92,7 @@ class _Callee:
             if not isinstance(message, RunCall):
                 continue
             code = self._take(message, body)
-            del message, body, received  # what came with the call ends with it
+            del message, body, received  # free the call's arguments before the next call
             if not self._about.keep:
                 if self._framework.cluster is not None:
                     self._framework.cluster.leave()
@@ -98,9 +101,9 @@ class _Callee:
         return code
 
     def _take(self, order: RunCall, body: bytes) -> int:
-        """Run one call and answer it; what the process should exit with if this was its last."""
+        """Run one call and answer it. Return the exit code to use if this was the last call."""
         set_argv([order.name])
-        for file, text in order.sources.items():  # where tracebacks look for them
+        for file, text in order.sources.items():  # for tracebacks
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         self._part, self._num_stores = order.part, 0
         if order.meeting:
@@ -117,17 +120,17 @@ class _Callee:
             is_wanted = order.collect == "all" or self._rank == 0
             packed = payloads.pack(value, name="result") if is_wanted else []
             self._answer(order, packed, state=RankState.RETURNED)
-        except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is the answer
+        except BaseException as error:  # noqa: BLE001 - anything that the user's code raises is the answer
             raised = self._framework.explain(error)
         else:
             return 0
         try:
             return self._raised(order, raised)
         finally:
-            del raised  # it holds this frame, which holds it
+            del raised  # breaks the reference cycle between the exception and this frame
 
     def _meet(self, meeting: Mapping[str, str]) -> None:
-        """Set where the ranks of this world meet."""
+        """Set the rendezvous of this world's ranks."""
         os.environ.update(meeting)
         if self._framework.store is not None:
             self._framework.store.share(meeting, self._name_part)
@@ -135,7 +138,7 @@ class _Callee:
             self._framework.cluster.meet()
 
     def _name_part(self) -> str:
-        """The part of the compute's store that one meeting of this call uses."""
+        """Return the name of the next part of the compute's store that this call uses."""
         self._num_stores += 1
         return f"{self._part}/{self._num_stores}"
 
@@ -152,7 +155,7 @@ class _Callee:
             renew_class(self._object, sys.modules.get)
         if self._constructor is not None:
             self._object = self._call(*payloads.unpack(self._constructor))
-            self._constructor = None  # one that raised is tried again with the next call
+            self._constructor = None  # kept if it raised, so that the next call retries it
         if order.method:
             args, kwargs = payloads.unpack(segments)
             member = getattr(self._object, order.method)
@@ -168,7 +171,7 @@ class _Callee:
         return function(*args, **kwargs)
 
     def _stream(self, order: RunCall, value: Any) -> Any:
-        """Send what a generator of rank 0 yields as it comes; what it returns is the result."""
+        """Send the items of rank 0's generator as it yields them, and return its return value."""
         if not isinstance(value, Iterator):
             raise TypeError(f"stream=True needs a generator, and this returned {value!r:.80}")
         if self._rank != 0:
@@ -183,17 +186,17 @@ class _Callee:
             ahead += _ITEM_BYTES + sum(map(len, packed))
             sizes = [len(segment) for segment in packed]
             is_far_ahead = ahead > _AHEAD_BYTES
-            self._say(
+            self._send(
                 CallItem(call=order.id, sizes=sizes, at_s=time.time(), waits=is_far_ahead), packed
             )
             if is_far_ahead:
                 ahead = 0
-                self._end.receive()  # "more": whoever reads has caught up
+                self._end.receive()  # "more": the reader has caught up
 
     def _raised(self, order: RunCall, error: BaseException) -> int:
         if isinstance(error, SystemExit):
             return self._exited(order, error)
-        if isinstance(error, BundleError) or self._is_command:  # our frames say nothing to the user
+        if isinstance(error, BundleError) or self._is_command:  # our frames do not help the user
             sys.stderr.write(f"{error}\n")
         else:
             report_uncaught(error, is_last=not self._about.keep)
@@ -206,7 +209,7 @@ class _Callee:
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
     def _exited(self, order: RunCall, error: SystemExit) -> int:
-        """As Python treats an exit: no code is success; text is printed and means failure."""
+        """Handle SystemExit as Python does: no code means success, and text is printed and means failure."""
         code = read_exit_code(error)
         if code == 0:
             self._answer(order, payloads.pack(None, name="result"), state=RankState.RETURNED)
@@ -223,14 +226,14 @@ class _Callee:
         sizes = [len(segment) for segment in segments]
         answer = CallAnswer(call=order.id, sizes=sizes, at_s=time.time(), state=state, **fields)
         try:
-            self._say(answer, segments)
+            self._send(answer, segments)
         except OSError as error:
-            what = f"the result of {sum(sizes)} bytes could not be kept: {error.strerror}"
+            what = f"cannot write the result of {sum(sizes)} bytes: {error.strerror}"
             info = make_error(OSError(error.errno, what), root=self._about.root)
-            self._say(answer.replaced(state=RankState.RAISED, error=info, sizes=[]), [])
+            self._send(answer.replaced(state=RankState.RAISED, error=info, sizes=[]), [])
 
-    def _say(self, message: CallAnswer | CallItem, segments: list[payloads.Segment]) -> None:
-        """Send the outcome of a call; OSError if it is large and there is no room for it."""
+    def _send(self, message: CallAnswer | CallItem, segments: list[payloads.Segment]) -> None:
+        """Send an answer or an item. Raise OSError if it needs a file that cannot be written."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()

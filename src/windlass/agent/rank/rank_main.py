@@ -1,9 +1,9 @@
-"""One rank: the process that runs the user's work.
+"""One rank, the process that runs the user's work.
 
-The environment and the pipes are set before this is entered. User code finds what it would find under
-`python script.py`: its own `__main__`, `sys.argv`, `sys.path`, the main thread. A script, a module or a
-folder is entered as Python enters it. The fork server imports this once. The outcome is
-`agent.rank.rank_outcome`, the end of the process `agent.rank_process`.
+The environment and the pipes are set before this module runs. User code sees what it would see under
+`python script.py`: its own `__main__`, `sys.argv`, `sys.path` and the main thread. A script, a module or a
+folder runs as Python would run it. The fork server imports this module once. `agent.rank.rank_outcome`
+reports the outcome, and `agent.rank_process` ends the process.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from windlass.wire.messages.forkserver import CallRankSetup
 if TYPE_CHECKING:
     from windlass.frameworks.framework import Fill
 
-# There before any script runs, whatever lies beside it.
+# Loaded before any script runs, so files beside the script never replace them.
 _LOADED_BY_PYTHON = frozenset(
     {
         *("os", "site", "stat", "posixpath", "genericpath", "_collections_abc", "_sitebuiltins"),
         *("codecs", "encodings", "io", "abc", "zipimport", "__main__"),
     }
 )
-# how many modules there were when it was last looked, and which are ours
+# number of modules at the last check, and the names of ours
 _noted: tuple[int, list[str]] = (0, [])
 
 
 def run_script(path: str, argv: list[str]) -> None:
-    """Be `python path ARGS`."""
+    """Run a script as `python path ARGS` would."""
     set_argv(argv)
     put_first(os.path.dirname(os.path.realpath(path)))
     code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
@@ -58,7 +58,7 @@ def run_script(path: str, argv: list[str]) -> None:
 
 
 def run_module(name: str, args: list[str]) -> None:
-    """Be `python -m name ARGS`."""
+    """Run a module as `python -m name ARGS` would."""
     set_argv(["-m", *args])
     sys.orig_argv.insert(2, name)
     put_first(os.getcwd())
@@ -67,15 +67,15 @@ def run_module(name: str, args: list[str]) -> None:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether Python would look for a `__main__` inside this path."""
+    """Return whether Python would look for a `__main__` inside this path."""
     return path.is_dir() or (path.suffix in (".pyz", ".zip") and zipfile.is_zipfile(path))
 
 
 def run_folder(path: str, argv: list[str]) -> None:
     """Run the `__main__` of a folder or archive.
 
-    The standard library's `runpy.run_path` would take the module away at the end, which atexit handlers and
-    threads may still want.
+    The standard library's `runpy.run_path` would remove the module at the end, but exit handlers and threads
+    may still need it.
     """
     set_argv(argv)
     path = os.path.abspath(path)
@@ -93,7 +93,7 @@ def run_folder(path: str, argv: list[str]) -> None:
 
 
 def make_main() -> types.ModuleType:
-    """A `__main__` as the interpreter makes it, in the place of ours."""
+    """Replace our `__main__` with a new one, as the interpreter would make it."""
     main = types.ModuleType("__main__")
     main.__builtins__ = builtins  # type: ignore[attr-defined]
     if sys.version_info < (3, 14):
@@ -103,20 +103,20 @@ def make_main() -> types.ModuleType:
 
 
 def set_argv(argv: list[str]) -> None:
-    """What the process was started with, as user code sees it."""
+    """Set `sys.argv` and `sys.orig_argv` as user code should see them."""
     sys.argv = argv
     sys.orig_argv = [sys.executable, *argv]
 
 
 def put_first(folder: str) -> None:
-    """Import from `folder` before anything else, as Python does from a script's, unless it is told not to."""
+    """Put `folder` first on the import path, as Python does for a script, unless in safe-path mode."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, folder)
         hide_loaded(folder)
 
 
 def hide_loaded(folder: str) -> None:
-    """Forget modules that only we have loaded by now and that `folder` has files for: those win."""
+    """Unload modules that only Windlass has loaded and that `folder` also provides, so that those win."""
     try:
         entries = os.listdir(folder)
     except OSError:
@@ -128,7 +128,7 @@ def hide_loaded(folder: str) -> None:
 
 
 def _would_find(folder: str, name: str) -> bool:
-    """Whether a fresh interpreter would import `name`, which is loaded, from `folder` instead."""
+    """Return whether a fresh interpreter would import the loaded module `name` from `folder` instead."""
     if name in _LOADED_BY_PYTHON or name in sys.builtin_module_names or _imp.is_frozen(name):
         return False
     spec: ModuleSpec | None = PathFinder.find_spec(name, [folder])
@@ -137,13 +137,13 @@ def _would_find(folder: str, name: str) -> bool:
 
 
 def prepare(framework: str) -> None:
-    """In the fork server: import what ranks of this framework need, once here, not once in each rank."""
+    """Import what ranks of this framework need. Runs in the fork server, once for all ranks."""
     if load_framework(framework).takes_commands:
         importlib.import_module("windlass.agent.rank.rank_setup")
 
 
 def enter_callee(fd: int, about: CallRankSetup) -> int:
-    """In a prepared process, forked or spawned: take calls; returns the exit code."""
+    """Take calls in a prepared process, forked or spawned. Return the exit code."""
     from windlass.agent.rank.call_rank import serve
 
     settle_python()
@@ -151,10 +151,10 @@ def enter_callee(fd: int, about: CallRankSetup) -> int:
 
 
 def enter_work(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
-    """In a prepared process, forked or spawned: do the work of one rank; returns the exit code.
+    """Do the work of one rank in a prepared process, forked or spawned. Return the exit code.
 
-    Its result is written and its peers are waited for. What a function is given beside its arguments, and
-    how errors are put, is the framework's.
+    Writes the rank's result and waits for its peers. The framework may add arguments to a function call and
+    may replace exceptions.
     """
     framework = load_framework(plan["framework"])
     work, paths = plan["work"], plan["paths"]
@@ -184,17 +184,17 @@ def enter_work(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: i
 
 
 def _make_call(plan: dict[str, Any], folder: JobFolder, fill: Fill) -> Callable[[], Any]:
-    """What to call; everything of ours that it needs is loaded by the time this returns."""
+    """Return the function that does the work, with everything of ours that it needs already loaded."""
     work = plan["work"]
     if work["kind"] == "script" and is_folder(Path(plan["cwd"], work["path"])):
         return lambda: run_folder(work["path"], [work["path"], *work["args"]])
     if work["kind"] == "script":
-        # joined as Python joins it, which keeps a "./"
+        # keeps a leading "./", as Python does
         path = os.path.join(plan["cwd"], work["path"])
         return lambda: run_script(path, [work["path"], *work["args"]])
     if work["kind"] == "module":
         return lambda: run_module(work["name"], work["args"])
-    # the payload was made by the version that travels with us, so that one must read it
+    # the bundled version made the payload, so it must read it too
     importlib.import_module("cloudpickle")
     payload = folder.payload.read_bytes()
     file = Path(plan["cwd"], work["file"]) if work["file"] else None
@@ -213,7 +213,7 @@ def _call_function(name: str, file: Path | None, payload: bytes, fill: Fill) -> 
 
 
 def _import_file(path: Path) -> types.ModuleType:
-    """Import a file as a module of its own name, as if its folder were on the path."""
+    """Import a file under its own name, as if its folder were on the import path."""
     put_first(str(path.resolve().parent))
     name = path.stem if path.stem not in sys.modules else f"_target_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -226,10 +226,10 @@ def _import_file(path: Path) -> types.ModuleType:
 
 
 def step_aside(paths: Sequence[str]) -> None:
-    """Let the user's own modules win: our archive goes last, our modules are forgotten.
+    """Give the user's modules precedence: move our archive to the end of the path and unload our modules.
 
-    An `import windlass` in user code then finds the installed package if there is one, else the
-    part that travels with the agent; but first the training library, where that travels with the work.
+    `import windlass` in user code then finds the training library if the job carries it, else the installed
+    package, else the part in the agent's archive.
     """
     archive = sys.path.pop(0) if sys.path and sys.path[0].endswith(".pyz") else ""
     first = (*paths, os.environ.get(names.TRAIN, ""))
@@ -241,7 +241,7 @@ def step_aside(paths: Sequence[str]) -> None:
 
 
 def note_modules() -> None:
-    """In the fork server: which modules are ours. A rank that looked at all would copy half of memory."""
+    """Record which modules are ours. Runs in the fork server: a scan in a rank would copy half its memory."""
     global _noted
     _noted = (0, [])
     _noted = (len(sys.modules), _find_ours())

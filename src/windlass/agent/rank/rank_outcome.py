@@ -1,8 +1,8 @@
-"""The outcome of one rank's work: run it, write its result, tell the agent, wait for the peers.
+"""Outcome of one rank's work: run it, write the result, notify the agent, and wait for the peers.
 
-Runs in the rank, on the user's values and exceptions, and does with them what the interpreter would. Errors
-are shown without our own frames. A process that the user's code forked is no rank: it leaves no result and
-tells nothing.
+This module runs in the rank. It treats the user's values and exceptions as the interpreter would, and leaves
+Windlass's own frames out of tracebacks. A process that the user's code forked is not a rank, so it writes no
+result and sends no reports.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from windlass.wire.results import (
 )
 from windlass.wire.states import RankState
 
-# as the frames name it: byte code in an archive keeps the names it was compiled with
+# read from a frame, since byte code in an archive keeps the file names it was compiled with
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname((lambda: 0).__code__.co_filename)))
 _OURS = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("agent", "wire", "frameworks"))
 _LIBRARIES = tuple(
@@ -49,7 +49,7 @@ _LIBRARIES = tuple(
 
 
 def make_error(error: BaseException, *, root: str) -> ErrorInfo:
-    """The exception as data, with the user's own file and line."""
+    """Return the exception as data, with the file and line of the user's code."""
     file, line = _find_line(error, root)
     return ErrorInfo(
         type=f"{type(error).__module__}.{type(error).__qualname__}",
@@ -62,14 +62,15 @@ def make_error(error: BaseException, *, root: str) -> ErrorInfo:
 
 
 def format_error(error: BaseException) -> str:
-    """The traceback as Python prints it, starting at the user's first frame."""
+    """Return the traceback as Python prints it, starting at the user's first frame."""
     return "".join(traceback.format_exception(type(error), error, _trim(error.__traceback__)))
 
 
 def report_uncaught(error: BaseException, *, is_last: bool) -> None:
-    """What Python does with an exception that nobody caught: `sys.last_*`, then `sys.excepthook`.
+    """Handle an uncaught exception as Python does: set `sys.last_*`, then call `sys.excepthook`.
 
-    A process that goes on afterwards does not keep the exception: with it go its frames and all they hold.
+    `sys.last_*` is set only if `is_last`. A process that continues must not keep the frames of the exception
+    and what they refer to.
     """
     tb = _trim(error.__traceback__)
     error.__traceback__ = tb
@@ -82,7 +83,7 @@ def report_uncaught(error: BaseException, *, is_last: bool) -> None:
             stream.flush()
     try:
         sys.excepthook(type(error), error, tb)
-    except BaseException as bad:  # noqa: BLE001 - a hook of the user's
+    except BaseException as bad:  # noqa: BLE001 - the user's hook may raise anything
         bad.__traceback__ = _trim(bad.__traceback__)
         sys.stderr.write(f"Error in sys.excepthook:\n{format_error(bad)}\n")
         sys.stderr.write(f"Original exception was:\n{format_error(error)}")
@@ -92,7 +93,7 @@ def report_uncaught(error: BaseException, *, is_last: bool) -> None:
 
 def _message(error: BaseException) -> str:
     if isinstance(error, SystemExit) and isinstance(error.code, int) and error.__cause__:
-        error = error.__cause__  # which says more than the code
+        error = error.__cause__  # more useful than the exit code
     try:
         return str(error)
     except Exception as bad:  # noqa: BLE001 - a user's __str__ may raise anything
@@ -127,14 +128,14 @@ def _is_below(name: str, root: str) -> bool:
 
 
 class RankOutcome:
-    """What one rank says of itself: to its result file, and to its agent."""
+    """Reporter of one rank's outcome, to its result file and to its agent."""
 
     def __init__(
         self, path: Path, *, rank: int, attempt: int, root: str, owes_result: bool
     ) -> None:
         self._path = path
         self._owes_result = owes_result
-        self._who: dict[str, Any] = {"rank": rank, "attempt": attempt}
+        self._identity: dict[str, Any] = {"rank": rank, "attempt": attempt}
         self._root = root
         self._pid = os.getpid()
         self._agent = os.environ.get(names.REPORT_SOCKET, "")
@@ -144,22 +145,25 @@ class RankOutcome:
     def take(
         self, call: Callable[[], Any], explain: Callable[[BaseException], BaseException]
     ) -> int:
-        """Run the work and report its outcome, errors as `explain` has them; the process's exit code."""
+        """Run the work and report its outcome. Return the exit code of the process.
+
+        `explain` replaces an exception with the one to report.
+        """
         try:
             value = call()
-        except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is its outcome
+        except BaseException as error:  # noqa: BLE001 - anything that the user's code raises is its outcome
             raised = explain(error)
         else:
             return self._returned(value)
-        # out of the except clause: what a hook raises now is not raised while handling this
+        # outside the except clause, so that an exception in a hook does not get this one as its context
         try:
             return self._exited(raised) if isinstance(raised, SystemExit) else self._raised(raised)
         finally:
-            del raised  # it holds this frame, which holds it
+            del raised  # breaks the reference cycle between the exception and this frame
 
     def tell_running(self) -> None:
-        """The user's code is entered now."""
-        self._notify(RankRunning(**self._who, at_s=time.time()))
+        """Report that the user's code starts now."""
+        self._notify(RankRunning(**self._identity, at_s=time.time()))
 
     def _notify(self, message: Message) -> None:
         if self._agent:
@@ -168,11 +172,11 @@ class RankOutcome:
                 rank_reports.send(sender, self._agent, records.to_json(message.to_header()))
 
     def wait_for_peers(self, limit_s: float) -> None:
-        """Keep this process and its connections until the agent says that all ranks are done."""
+        """Keep this process and its connections until the agent reports that all ranks are done."""
         if self._release is not None:
             self._release.wait(limit_s)
 
-    # -- how it ended --------------------------------------------------------------------------
+    # -- outcomes ------------------------------------------------------------------------------
 
     def _returned(self, value: Any) -> int:
         if self._is_fork:
@@ -185,15 +189,15 @@ class RankOutcome:
             text, is_json, plain = describe_value(value)
             self._write(payload, state=RankState.RETURNED, repr=text, is_json=is_json, json=plain)
         except OSError as error:
-            if not self._owes_result:  # a script that ends well has ended well, on a full disk too
+            if not self._owes_result:  # a full disk does not make a successful script fail
                 return self._done()
-            what = f"the result of {len(payload)} bytes could not be kept: {error.strerror}"
+            what = f"cannot write the result of {len(payload)} bytes: {error.strerror}"
             return self._raised(OSError(error.errno, what, str(self._path)))
         return self._done()
 
     def _done(self) -> int:
         self._expect_release()
-        self._notify(RankDone(**self._who, at_s=time.time()))
+        self._notify(RankDone(**self._identity, at_s=time.time()))
         return 0
 
     def _exited(self, error: SystemExit) -> int:
@@ -204,7 +208,7 @@ class RankOutcome:
             print(error.code, file=sys.stderr)  # noqa: T201 - as Python does
         if not self._is_fork:
             info = make_error(error, root=self._root)
-            self._tell(b"", state=RankState.EXITED, exit_code=code, error=info)
+            self._report_failure(b"", state=RankState.EXITED, exit_code=code, error=info)
         return code
 
     def _raised(self, error: BaseException) -> int:
@@ -215,40 +219,40 @@ class RankOutcome:
                 payload = pickling.dump(error, name="exception")
             except BundleError:
                 payload = b""
-            self._tell(payload, state=RankState.RAISED, error=info)
+            self._report_failure(payload, state=RankState.RAISED, error=info)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
-    # -- telling it ----------------------------------------------------------------------------
+    # -- reporting -----------------------------------------------------------------------------
 
     @property
     def _is_fork(self) -> bool:
         return os.getpid() != self._pid
 
-    def _tell(self, payload: bytes, **fields: Any) -> None:
+    def _report_failure(self, payload: bytes, **fields: Any) -> None:
         header = self._make_header(fields)
-        with contextlib.suppress(OSError):  # a full disk: the agent is told all the same
+        with contextlib.suppress(OSError):  # the agent is notified even if the disk is full
             write_result(self._path, header, payload)
         self._expect_release()
-        # last, since from here on this rank is being stopped
-        self._notify(RankRaised(**self._who, at_s=time.time(), header=header))
+        # last, because the agent may stop this rank from here on
+        self._notify(RankRaised(**self._identity, at_s=time.time(), header=header))
 
     def _write(self, payload: bytes, **fields: Any) -> None:
         write_result(self._path, self._make_header(fields), payload)
 
     def _make_header(self, fields: dict[str, Any]) -> ResultHeader:
         python = platform.python_version()
-        return ResultHeader(at_s=time.time(), python=python, **self._who, **fields)
+        return ResultHeader(at_s=time.time(), python=python, **self._identity, **fields)
 
     def _expect_release(self) -> None:
-        """Listen for the agent's word before it is told that this rank is done."""
+        """Open the socket for the agent's release before this rank reports that it is done."""
         if not (self._agent and self._has_peers):
             return
         with contextlib.suppress(OSError):
-            self._release = PeerRelease(Path(self._agent).parent, **self._who)
+            self._release = PeerRelease(Path(self._agent).parent, **self._identity)
 
 
 def read_exit_code(error: SystemExit) -> int:
-    """The exit code of a process that raised this, as Python and the system define it."""
+    """Return the exit code of a process that raised this, as Python and the system define it."""
     if error.code is None:
         return 0
     return error.code & 0xFF if isinstance(error.code, int) else 1

@@ -1,8 +1,8 @@
-"""A rank's preparation before a command or the user's Python: the image's steps, and our package on the path.
+"""Preparation of a rank before a command or Python code: the image's steps, and our package on the path.
 
-Runs in the rank itself, so that steps are logged there and what fails in them fails the rank; ranks of one
-node wait for each other. A command has an interpreter of its own: it imports the installed `windlass` if
-there is one, else the archive's.
+It runs in the rank itself, so the output of the steps is in the rank's log, and a failed step fails the rank.
+Ranks of one node wait for each other. A command runs in its own interpreter, which imports the installed
+`windlass` if there is one, else the archive's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from windlass.trusted import make_own
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.states import RankState
 
-# Stands first on the path and steps aside when it is imported.
+# Stub package that removes itself from the path when it is imported, then loads the real package.
 _PACKAGE = """import importlib.util, sys, zipimport
 sys.path[:] = [path for path in sys.path if path != {folder!r}]
 _specs = (finder.find_spec("windlass", None) for finder in sys.meta_path)
@@ -34,7 +34,7 @@ _spec.loader.exec_module(_module)
 
 
 def run_command(argv: list[str], job: JobFolder, *, rank: int, attempt: int) -> NoReturn:
-    """Be another program from here on."""
+    """Run the steps, then replace this process with a command."""
     run_prelude(job, rank=rank, attempt=attempt)
     lend_package(job.path / "lent")
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
@@ -49,9 +49,9 @@ def run_command(argv: list[str], job: JobFolder, *, rank: int, attempt: int) -> 
 
 
 def run_prelude(job: JobFolder, *, rank: int, attempt: int) -> list[str]:
-    """Run the steps that this node has not run yet; where what they installed is.
+    """Run the steps that this node has not run yet. Return the import paths of what they installed.
 
-    A command finds it by its variables.
+    Commands find it through `PYTHONPATH` and `PATH`.
     """
     steps = [read_step(one) for one in json.loads(os.environ.get(names.STEPS) or "[]")]
     if not steps:
@@ -76,7 +76,7 @@ def run_prelude(job: JobFolder, *, rank: int, attempt: int) -> list[str]:
 
 
 def _leave_error(path: Path, error: Exception, *, rank: int, attempt: int) -> None:
-    """Report that a step failed: the command never ran."""
+    """Write the result of a rank whose step failed, so its command never ran."""
     from windlass.agent.rank.rank_outcome import make_error
     from windlass.wire.results import ResultHeader, write_result
 
@@ -84,7 +84,7 @@ def _leave_error(path: Path, error: Exception, *, rank: int, attempt: int) -> No
     header = ResultHeader(
         rank=rank, attempt=attempt, at_s=time.time(), state=RankState.RAISED, error=about
     )
-    with contextlib.suppress(OSError):  # a full disk: the log has it
+    with contextlib.suppress(OSError):  # if the disk is full, the log has the error
         write_result(path, header, b"")
 
 
@@ -99,12 +99,14 @@ def _say(line: str) -> None:
 
 
 def lend_package(folder: Path) -> None:
-    """Let `import windlass` work in this process after its exec."""
+    """Make `import windlass` work in this process after its exec."""
     archive = os.path.abspath(sys.argv[0])
     package = folder / "windlass"
     make_own(package, below=folder.parent)
     beside = package / f"{os.getpid()}.tmp"
     beside.write_text(_PACKAGE.format(archive=archive, folder=str(folder)))
-    beside.rename(package / "__init__.py")  # ranks of one node may do this at the same time
+    beside.rename(
+        package / "__init__.py"
+    )  # atomic, because ranks of one node may do this at the same time
     paths = [os.environ.get("PYTHONPATH", ""), os.environ.get(names.TRAIN, ""), str(folder)]
     os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in paths if entry)

@@ -1,8 +1,9 @@
-"""Modules of the project are never stale: how ranks import them, and how a kept rank reloads them.
+"""Import and reload of the project's modules, so that ranks never run stale code.
 
-Python trusts byte code whose source has the same size and the same second. An edit and a call can be closer
-than that, so byte code of project files counts only if it was written after its source. Everything outside
-the project is imported as ever.
+Python accepts byte code if the size and the modification time, in seconds, of its source match. An edit and a
+call may happen within one second. Byte code of project files is therefore used only if it is newer than its
+source.
+Modules outside the project are imported as usual.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 _Stamp = tuple[int, int]
-_loaded: dict[str, _Stamp] = {}  # files of the project, as they were when they were loaded
-_files: dict[str, str] = {}  # those of each module
+_loaded: dict[str, _Stamp] = {}  # stamps of the project's files when they were loaded
+_files: dict[str, str] = {}  # the file of each module
 
 
 class FreshLoader(importlib.machinery.SourceFileLoader):
-    """Loads a file as it is now."""
+    """Loader that never uses stale byte code."""
 
     def get_code(self, fullname: str) -> types.CodeType | None:
         path = _files[fullname] = self.get_filename(fullname)
-        _loaded[path] = stamp(path)  # before it is read: an edit meanwhile is a change
+        _loaded[path] = stamp(path)  # before reading, so that a later edit counts as a change
         if _is_compiled_later(path):
             return super().get_code(fullname)
         return self.source_to_code(self.get_data(path), path)
 
     def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
-        """Leave nothing beside the user's sources."""
+        """Write no byte code next to the user's sources."""
 
 
 def _is_compiled_later(path: str) -> bool:
@@ -44,7 +45,7 @@ def _is_compiled_later(path: str) -> bool:
 
 
 def import_freshly(roots: Iterable[str]) -> None:
-    """From now on, import what lies below `roots` as it is on disk."""
+    """Import files below `roots` with `FreshLoader` from now on."""
     prefixes = tuple(os.path.join(os.path.abspath(root), "") for root in roots if root)
     if not prefixes:
         return
@@ -67,27 +68,28 @@ def import_freshly(roots: Iterable[str]) -> None:
 
 
 class Reloader:
-    """Reloads in place what changed on disk, for ranks that are kept."""
+    """Reloader of changed modules, in place, for ranks that are kept."""
 
     def __init__(self, root: str) -> None:
         roots = {os.path.abspath(root), os.path.realpath(root)} if root else set()
         self._prefixes = tuple(os.path.join(each, "") for each in roots)
-        self._linked: list[str] = []  # files of the project that lie outside of it
-        self._num_looked = 0  # so many files of modules were looked at for that
+        self._linked: list[str] = []  # files in the project that link to files outside.
+        self._num_looked = 0  # number of module files checked for that
         self.is_broken = False  # a reload failed halfway
-        self._order: dict[str, int] = {}  # of the last reload that was begun
+        self._order: dict[str, int] = {}  # module order of the last reload that started
 
     def reload(self) -> list[str]:
-        """Reload all of the project that is loaded, if any of it changed; the names of what was.
+        """Reload all loaded modules of the project if any of them changed. Return their names.
 
-        All of it, since a module that took a name from a changed one holds the old thing. Python keeps
-        modules in the order in which their loading ended, so that what others import comes first. Those whose
-        files are gone are forgotten: code that still wants one gets it elsewhere, or not at all.
+        All are reloaded, because a module that imported a name from a changed one still holds the old object.
+        Python keeps modules in the order in which they finished loading, so imported modules come first.
+        Modules whose files were deleted are removed from `sys.modules`, and code that still imports one finds
+        it elsewhere or fails.
         """
         own = self._own()
         if not self.is_broken and all(_loaded[path] == stamp(path) for _, path in own):
             return []
-        if self.is_broken:  # one that failed halfway has changed Python's own order
+        if self.is_broken:  # a partial reload has changed Python's order
             own.sort(key=lambda one: self._order.get(one[0], -1))
         self.is_broken = True  # until all of it has been reloaded
         self._order = {name: at for at, (name, _) in enumerate(own)}
@@ -110,11 +112,11 @@ class Reloader:
         ]
 
     def _is_own(self, path: str) -> bool:
-        """Whether a file belongs to the project, by its own path or by the path its links lead to."""
+        """Return whether a file belongs to the project, by its own path or by its resolved path."""
         return path.startswith(self._prefixes) or os.path.realpath(path).startswith(self._prefixes)
 
     def has_linked_edits(self) -> bool:
-        """Whether a loaded file changed that a link leads to outside the project, which is not watched."""
+        """Return whether a loaded file that links outside the project changed. Such files are not watched."""
         if len(_files) != self._num_looked:
             self._num_looked = len(_files)
             self._linked = [
@@ -127,14 +129,14 @@ class Reloader:
 
 
 def _forget_listings() -> None:
-    """Make Python list folders again. Not archives: listing them is slow, and they do not change."""
+    """Make Python list folders again, but not archives, which are slow to list and do not change."""
     for finder in list(sys.path_importer_cache.values()):
         if isinstance(finder, importlib.machinery.FileFinder):
             finder.invalidate_caches()
 
 
 def stamp(path: str) -> _Stamp:
-    """A value that changes whenever the file does; zeros for a file that is gone."""
+    """Return a value that changes whenever the file does, or zeros if it does not exist."""
     try:
         info = os.stat(path)
     except OSError:
@@ -143,7 +145,7 @@ def stamp(path: str) -> _Stamp:
 
 
 def renew_class(thing: Any, find: Callable[[str], Any]) -> None:
-    """Give an object the class of its name as it is after a reload."""
+    """Set the class of an object to the reloaded class of the same name."""
     cls = type(thing)
     module = find(cls.__module__)
     new = getattr(module, cls.__qualname__, None) if module is not None else None
