@@ -83,7 +83,7 @@ def test_clients_are_answered_until_the_time_to_live_ends(make):
     job = make(pod={"ttl_s": 0.0})
     pod = job.start(0)
     pod.idles()
-    wait_for(lambda: pod.says("clients are not answered any more"), "its time has ended")
+    wait_for(lambda: pod.says("no longer answering clients"), "its time has ended")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", job.port), timeout=20)
     assert pod.end(signal.SIGTERM) == 0

@@ -1,10 +1,10 @@
-"""The program in every node. Standard library only, plus cloudpickle carried along; ships as one .pyz.
+"""Program that runs on every node. It ships as one .pyz, with the standard library and a bundled cloudpickle.
 
-A folder is a process, or what several of them share:
+Each folder holds the code of one kind of process, or code that several of them share:
 
-lead        node 0's agent only: decides, hears clients, writes the status
-node        every agent: joins the lead, starts and ends ranks
+lead        only in node 0's agent: decides, serves clients, writes the status
+node        in every agent: joins the lead, starts and ends ranks
 forkserver  one per node: imports torch once, forks ranks
 rank        one per rank: runs the user's work
-link        how they reach each other
+link        the connections between them
 """

@@ -1,10 +1,10 @@
-"""The programs of a node: `agent`, `replacement` or, in a pod, `pod`; `forkserver`, `rank` and `callee`.
+"""Programs of a node: `agent`, `replacement`, `pod`, `forkserver`, `rank` and `callee`.
 
-    python agent.pyz agent FD [GUESS...]     FD: where its order comes from
-    python agent.pyz replacement FD          starts an agent that is not its child
-    python agent.pyz pod                     finds its place and its plan in the pod
+    python agent.pyz agent FD [GUESS...]     run an agent that receives its order over FD
+    python agent.pyz replacement FD          start an agent that is not a child of this process
+    python agent.pyz pod                     run the agent of a pod, with its place and plan from the pod
 
-Imports as little as it can before the fork server is on its way: importing torch is what takes the time.
+Imports as little as possible before the fork server has started, because importing torch takes the most time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run_spawned_callee(fd: str, about: str) -> NoReturn:
 
 
 def load_programs() -> RankPrograms:
-    """Import what a rank runs. The fork server does so after the modules that it imports ahead."""
+    """Import the programs of a rank. The fork server does so after the modules that it preloads."""
     from windlass.agent.rank import rank_main
 
     return rank_main

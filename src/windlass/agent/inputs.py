@@ -1,6 +1,7 @@
-"""What a node needs before its ranks can start: the bundle and the payload, whole and unpacked.
+"""Inputs that a node needs before its ranks can start: the bundle, unpacked, and the payload.
 
-They come with the plan where they fit, else over the link. Each is checked against the plan's hash.
+They arrive with the plan if they are small enough, else over the link. Each is checked against the hash in
+the plan.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Inputs:
-    """The inputs of one node."""
+    """Inputs of one node, and which of them are missing."""
 
     def __init__(self, plan: Plan, folder: JobFolder) -> None:
         self._folder = folder
@@ -28,24 +29,24 @@ class Inputs:
         return not self._waiting
 
     def lacks(self, name: str) -> bool:
-        """Whether it is wanted, and not here yet."""
+        """Return whether an input is needed and has not arrived yet."""
         return name in self._waiting
 
     def find(self, where: Path) -> None:
-        """Take those that lie in `where`."""
+        """Take the inputs that exist in `where`."""
         for name, wanted in list(self._waiting.items()):
             if (where / name).exists():
                 self._take(wanted, where / name)
 
     def arrived(self, name: str) -> bool:
-        """One came over the link; whether it was the last one missing."""
+        """Take an input that came over the link. Return whether it was the last one missing."""
         wanted = self._waiting.get(name)
         if wanted is not None:
             path = self._folder.path / name
             try:
                 self._take(wanted, path)
             except BundleError:
-                path.unlink()  # or it would be sent on, and stand in the way of the right one
+                path.unlink()  # else it would be sent to other nodes and block the correct file
                 raise
         return wanted is not None and self.is_ready
 
@@ -54,7 +55,7 @@ class Inputs:
         if sha256 != wanted.sha256:
             raise BundleError(f"{wanted.name} is not the one that was planned", hint="submit again")
         if wanted.name == names.BUNDLE_FILE:
-            # tarfile and more, of which local nodes have no need
+            # imported late, because local nodes do not need tarfile and its imports
             from windlass.bundle.archive import extract
 
             with path.open("rb") as archive:
@@ -62,7 +63,7 @@ class Inputs:
         elif path.parent != self._folder.path:
             (self._folder.path / wanted.name).symlink_to(path)
         del self._waiting[wanted.name]
-        logger.info("%s is here, %s bytes", wanted.name, wanted.size_bytes)
+        logger.info("received %s, %s bytes", wanted.name, wanted.size_bytes)
 
 
 def _hash(path: Path) -> str:

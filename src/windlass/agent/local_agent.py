@@ -1,6 +1,6 @@
-"""Program of an agent on the client's machine: its order comes over a socket pair.
+"""Program of an agent on the client's machine, which receives its order over a socket pair.
 
-Starts the fork server before it imports anything else, since importing torch is what takes the time.
+The agent starts the fork server before it imports anything else, because importing torch takes the most time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 def run_local_agent(order_fd: str, *guess: str) -> NoReturn:
-    """Be the agent of the node that the order names, until its job ends.
+    """Run the agent of the node that the order names, until its job ends.
 
-    `guess`, if any, starts the fork server at once: both ends of its socket, what to import, variables.
+    `guess`, if any, starts the fork server immediately. It consists of both ends of its socket, the modules
+    to import, and variables.
     """
     if guess:
         ours, theirs, modules, *variables = guess
@@ -42,7 +43,7 @@ def run_local_agent(order_fd: str, *guess: str) -> NoReturn:
     if received is None:
         forks.close()
         sys.exit(1)
-    order, _lock = received  # an open descriptor: held as long as this process lives
+    order, _lock = received  # an open descriptor, so the lock is held until this process exits
     log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for standard in (1, 2):
         os.dup2(log, standard)
@@ -60,7 +61,7 @@ def run_local_agent(order_fd: str, *guess: str) -> NoReturn:
 
 
 def _take_socket(fd: str) -> socket.socket:
-    """Return an inherited socket, which is not to be inherited further."""
+    """Return an inherited socket, and do not pass it on to children."""
     import socket
 
     taken = socket.socket(fileno=int(fd))
@@ -91,7 +92,7 @@ def _make_context(order: StartNode, forks: ForkServer) -> AgentContext:
 
 
 def _remove_files(context: AgentContext) -> None:
-    """Remove the files of a lead that nothing needs after its process."""
+    """Remove the files of a lead that are not needed after it exits."""
     if context.index:
         return
     import shutil
@@ -106,7 +107,7 @@ def _remove_files(context: AgentContext) -> None:
 
 
 def run_replacement(order_fd: str) -> int:
-    """Start an agent in a session of its own that is not a child of the lead."""
+    """Start an agent in a new session, so that it is not a child of the lead."""
     argv = [sys.executable, "-I", "-S", sys.argv[0], "agent", order_fd]
     os.posix_spawn(argv[0], argv, os.environ, setsid=True)
     return 0

@@ -1,7 +1,7 @@
-"""Program of an agent in a pod: its place from its surroundings, its plan from the job's Secret.
+"""Program of an agent in a pod. Its place comes from the environment, and its plan from the job's Secret.
 
-Starts the fork server before it imports anything else, since importing torch is what takes the time. What
-the agent does when the job has ended is `agent.pod_end`.
+The agent starts the fork server before it imports anything else, because importing torch takes the most time.
+`agent.pod_end` handles the end of the job.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 def run_pod_agent() -> NoReturn:
-    """Be the agent of this pod, until its job ends or the pod does."""
-    # a first process has no default: without this a pod could not be ended before its loop runs
+    """Run the agent of this pod until its job or the pod ends."""
+    # PID 1 has no default handler, so without this SIGTERM has no effect before the loop runs
     signal.signal(signal.SIGTERM, lambda *_: os._exit(names.EXIT_TOLD_TO_STOP))
     text = (Path(names.SECRET_FOLDER) / names.PLAN_FILE).read_bytes()
     plan = json.loads(text)
-    environ = dict(os.environ)  # as the engine left it: it has this agent's place
+    environ = dict(os.environ)  # before variables are removed, as it holds this agent's place
     _set_own_environment(environ)
     if os.environ.get(names.ENV_STAYS_UP) == "1":
         _stay_if_ended(plan, environ)
@@ -53,7 +53,7 @@ def run_pod_agent() -> NoReturn:
     become_subreaper()
     context = _make_context(folder, environ, num_before)
     log = PodLogWriter()
-    if context is None:  # the job ended without this one
+    if context is None:  # the job ended before this agent joined
         forks.close()
         run_to_exit(PodEnd(plan, folder, log).stay(is_lead=False), log.flush)
     inputs = Inputs(context.plan, context.folder)
@@ -71,7 +71,7 @@ def _set_own_environment(environ: Mapping[str, str]) -> None:
         if os.access(names.POD_OUT, os.W_OK)
         else f"{names.JOB_FOLDER}/{names.OUT_FOLDER}"
     )
-    os.environ.setdefault(names.OUT, out)  # the plan's own wins
+    os.environ.setdefault(names.OUT, out)  # the plan's own value takes precedence
 
 
 def _start_forks(plan: dict[str, Any]) -> ForkServer:
@@ -104,7 +104,7 @@ def _make_context(
     certificates = client_context(Path(names.SECRET_FOLDER))
     lead = TlsPlace(host=own.lead, port=names.AGENT_PORT, context=certificates)
     uid = os.environ[names.POD_UID]
-    # another container of the same pod remembers nothing: it is another agent
+    # a restarted container has no state, so it counts as another agent
     agent = f"{uid}-{num_before}" if num_before else uid
     index, given_by = own.index, ""
     if index is None:
@@ -157,7 +157,7 @@ def _fail(why: str) -> NoReturn:
 
 
 def _stay_if_ended(plan: dict[str, Any], environ: Mapping[str, str]) -> None:
-    """If the job ended before this container started, stay until the pod is removed, then exit."""
+    """Stay until the pod is removed, then exit, if the job ended before this container started."""
     from windlass.agent.pod_folder import find_end, pod_folder
 
     folder = pod_folder()

@@ -1,8 +1,8 @@
-"""End of a job as an agent in a pod sees it: the last word, the exit code, and staying.
+"""End of a job in a pod's agent: the last word, the exit code, and staying if necessary.
 
-Where containers are started again whenever they exit, a pod whose job has ended stays until somebody removes
-the object that made it. Until then the lead answers clients, for as long as the job is kept. Every other pod
-waits for SIGTERM and does nothing.
+If containers are restarted whenever they exit, a pod must stay after its job has ended, until the object that
+created it is removed. Until then the lead answers clients, for as long as the job is kept. Every other pod
+only waits for SIGTERM.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SEEN_S = 6.0  # kubelets report a pod's end within two seconds; busy ones take longer
+_SEEN_S = 6.0  # kubelets report a pod's end within two seconds, or later if they are busy
 
 
 class PodEnd:
-    """What one agent in a pod does when its job has ended."""
+    """Last actions of an agent in a pod after its job has ended."""
 
     def __init__(self, plan: dict[str, Any], folder: JobFolder, log: PodLogWriter) -> None:
         self._plan = plan
@@ -56,12 +56,12 @@ class PodEnd:
         if code or not agent.has_failed or not (reports == "1" or (by_lead and is_lead)):
             return code
         if by_lead and len(self._plan["nodes"]) > 1:
-            # a pod that is not seen to have ended is deleted, and what its ranks wrote with it
+            # a pod whose end was not observed is deleted, together with the output of its ranks
             await asyncio.sleep(_SEEN_S)
         return names.EXIT_FAILED_WORK
 
     async def stay(self, *, is_lead: bool) -> int:
-        """Where containers are started again whenever they exit, wait for SIGTERM. Return the exit code."""
+        """Wait for SIGTERM if containers are restarted whenever they exit. Return the exit code."""
         if not self._stays_up:
             return 0
         self._log.flush()
@@ -76,7 +76,7 @@ class PodEnd:
             try:
                 await asyncio.wait_for(stop_requested.wait(), left_s)
             except asyncio.TimeoutError:
-                logger.info("the job was kept for %g s: clients are not answered any more", ttl_s)
+                logger.info("the job was kept for %g s: no longer answering clients", ttl_s)
             server.close()
         await stop_requested.wait()
         return 0
@@ -85,8 +85,8 @@ class PodEnd:
         try:
             take = EndedJob(self._folder).take
             return await endpoints.serve(make_listening_place(), self._plan["job_id"], take)
-        except EngineError as error:  # what the job left is in the pod's log, too
-            logger.warning("clients are not answered: %s", error)
+        except EngineError as error:  # the pod's log has the last word, too
+            logger.warning("cannot answer clients: %s", error)
             return None
 
 

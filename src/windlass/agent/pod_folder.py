@@ -1,7 +1,7 @@
-"""The pod's own folder, which outlives its containers where the kind of pod starts them again.
+"""Folder of a pod, which outlives its containers if the kind of pod restarts them.
 
-Counts the containers, clears what the one before was using, and keeps the mark that the job has ended. What
-ranks left stays: the lead asks for it.
+This module counts the containers, removes the working files of the previous one, and keeps the mark that the
+job has ended. The files of ranks stay, because the lead requests them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _ENDED_FILE = "ended"
 
 
 def pod_folder() -> JobFolder:
-    """Where it is, whatever is in it."""
+    """Return the pod's folder without opening it."""
     return JobFolder(Path(names.JOB_FOLDER))
 
 
 def open_pod_folder(plan: bytes) -> tuple[JobFolder, int]:
-    """The folder as an agent needs it, and how many containers of this pod there were before."""
+    """Prepare the folder for an agent. Return it and the number of earlier containers of this pod."""
     folder = pod_folder()
     with (folder.path / _STARTS_FILE).open("ab") as starts:
         num_before = starts.tell()
@@ -41,16 +41,16 @@ def open_pod_folder(plan: bytes) -> tuple[JobFolder, int]:
 
 
 def mark_end(folder: JobFolder) -> float:
-    """Have any container that comes after this one know that the job has ended, and when."""
+    """Record for later containers that the job has ended, and return when."""
     ended_at_s = find_end(folder) or time.time()
     write_atomically(folder.path / _ENDED_FILE, b"%f" % ended_at_s, is_durable=True)
     return ended_at_s
 
 
 def find_end(folder: JobFolder) -> float | None:
-    """When the job ended, by this machine's clock; None while it goes on, as far as is known here.
+    """Return when the job ended, by this machine's clock, or None if it is not known to have ended.
 
-    A lead that was killed between its last status and its mark has ended all the same.
+    If the lead was killed after its last status and before its mark, the status gives the end.
     """
     mark = folder.path / _ENDED_FILE
     if mark.exists():

@@ -1,10 +1,10 @@
-"""What an agent writes to its pod's log: lines of ranks while they run, and at the end what the job leaves.
+"""Output of an agent to its pod's log: the ranks' lines while they run, and the last word at the end.
 
-The log is for whoever asks Kubernetes instead of us. Nothing blocks while ranks run: when the container
-runtime does not read, lines are dropped and counted; the rank's own log file has them all. At the end
-node 0 leaves the last word there, and a sentence for Kubernetes. Sizes are looked at before anything is
-read: results may be larger than the pod's memory. What cannot be read is left out and named. The job is
-over by then, so nothing here may be what an agent fails of.
+The log serves users who read it through Kubernetes instead of Windlass. Writing never blocks while ranks run.
+If the container runtime does not read, lines are dropped and counted, but the rank's own log file has them
+all. At the end node 0 writes the last word to the log, and a termination message for Kubernetes. File sizes
+are checked before reading, because results may be larger than the pod's memory. Unreadable files are left out
+and listed. The job has ended by then, so no error here may make the agent fail.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ _MESSAGE_BYTES = 4000
 
 
 class PodLogWriter:
-    """Standard output of an agent in a pod."""
+    """Non-blocking writer to the standard output of an agent in a pod."""
 
     def __init__(self, fd: int = 1) -> None:
         self._fd = fd
         self._waiting = b""
         self._num_dropped = 0
-        self._loop: asyncio.AbstractEventLoop | None = None  # while it waits until `fd` takes more
+        self._loop: asyncio.AbstractEventLoop | None = (
+            None  # set while waiting until `fd` is writable
+        )
         os.set_blocking(fd, False)
 
     def add(self, rank: int, attempt: int, records: bytes) -> None:
-        """Lines of a rank, as its log file has them."""
+        """Write the lines of a rank, given as records of its log file."""
         if len(self._waiting) > _MAX_WAITING_BYTES // 2:  # rendering costs more than counting
             self._num_dropped += records.count(b"\n")
             return
@@ -77,11 +79,11 @@ class PodLogWriter:
             self._loop = None
 
     def flush(self) -> None:
-        """Write what is waiting, however long that takes."""
+        """Write all pending data, however long that takes."""
         self.finish(b"")
 
     def finish(self, data: bytes) -> None:
-        """Write what is waiting and then `data`, however long that takes: the last thing an agent does."""
+        """Write all pending data and then `data`, however long that takes. The agent's last action."""
         self._stop_waiting()
         os.set_blocking(self._fd, True)
         data, self._waiting = self._waiting + data, b""
@@ -93,7 +95,7 @@ class PodLogWriter:
 
 
 def loses_results(status: JobStatus, folder: JobFolder) -> bool:
-    """Whether a result is gone with the pod unless a client reads it from here."""
+    """Return whether a result is lost with the pod unless a client reads it from here."""
     sizes = _measure(status, folder)
     unkept = sizes.keys() - choose_files(sizes)
     is_wanted = status.phase is not Phase.CANCELLED
@@ -101,7 +103,7 @@ def loses_results(status: JobStatus, folder: JobFolder) -> bool:
 
 
 def leave_last_word(status: JobStatus, folder: JobFolder, log: PodLogWriter) -> None:
-    """Write status, results and logs of the last attempt where they outlive the pod."""
+    """Write the status, results and logs of the last attempt to the pod's log."""
     try:
         log.finish(_make_last_word(status, folder))
         cause = status.verdict.message if status.verdict else status.conditions[-1].message
@@ -109,11 +111,11 @@ def leave_last_word(status: JobStatus, folder: JobFolder, log: PodLogWriter) -> 
     except OSError as error:
         logger.warning("termination message: %s", error)
     except Exception:
-        logger.exception("what the job left could not be kept")
+        logger.exception("cannot write the last word")
 
 
 def _make_last_word(status: JobStatus, folder: JobFolder) -> bytes:
-    # without the command's arguments: more people may read logs than plans, and readers have the plan
+    # without the command's arguments, because more users may read logs than plans
     files = {names.STATUS_FILE: render_status(replace(status, work=""))}
     try:
         sizes = _measure(status, folder)
@@ -122,19 +124,19 @@ def _make_last_word(status: JobStatus, folder: JobFolder) -> bytes:
         kept_files = {path: data for path, data in read.items() if data is not None}
         omitted = {path: size for path, size in sizes.items() if path not in kept_files}
         return render_last_word({**files, **kept_files}, omitted=omitted)
-    except Exception:  # memory that ran out, most of all: the status alone is small
-        logger.exception("the last word is the status alone")
+    except Exception:  # probably out of memory, but the status alone is small
+        logger.exception("the last word contains only the status")
         return render_last_word(files)
 
 
 def _measure(status: JobStatus, folder: JobFolder) -> dict[str, int]:
-    """The files of the last attempt."""
+    """Return the sizes of the last attempt's files."""
     prefix = f"{folder.attempt(status.attempt).name}/"
     return measure_files(folder, lambda path: path.startswith(prefix))
 
 
 def _read(path: Path, size: int) -> bytes | None:
-    """A file as large as it was when it was measured; None when that cannot be."""
+    """Return the content of a file, or None if it is unreadable or smaller than when it was measured."""
     try:
         with path.open("rb") as file:
             data = file.read(size)

@@ -1,6 +1,6 @@
-"""The projects on one node: a folder each, the files that clients sent, and what of them is there by digest.
+"""Projects on one node: a folder for each, with the files that clients sent and the digest of its content.
 
-Where nodes share the client's machine nothing is ever sent, and nothing lies here.
+Nodes on the client's own machine receive no files, so they have no project folders.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEY = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
 class Projects:
-    """Manifests of what lies in the folders below the node's code."""
+    """Manifests of the project folders in the node's code folder."""
 
     def __init__(self, context: AgentContext) -> None:
         self._folder = context.folder.code
@@ -32,10 +32,10 @@ class Projects:
         return {key: manifest.digest for key, manifest in self._known.items()}
 
     def apply(self, order: SyncCode, body: bytes) -> None:
-        """Bring a project to a digest; on an error it is as before."""
+        """Update a project to a digest. It stays unchanged if that fails."""
         key = order.project
         if not _KEY.fullmatch(key):
-            raise BundleError(f"{key!r:.80} is not the key of a project")
+            raise BundleError(f"{key!r:.80} is not a valid project key")
         is_whole = order.base == EMPTY.digest
         base = EMPTY if is_whole else self._known.get(key, EMPTY)
         make_own(self._folder)
@@ -44,7 +44,7 @@ class Projects:
         )
 
     def pack(self, key: str) -> bytes:
-        """The whole project as an archive, for a node that has nothing of it."""
+        """Return the whole project as an archive, for a node that has none of it."""
         from windlass.bundle.archive import write_archive
 
         packed = io.BytesIO()
