@@ -64,10 +64,10 @@ class MeetingStore:
 
     # returns whether ranks want a store, from the preloaded modules and the number of ranks
     is_wanted: Callable[[Collection[str], int], bool]
-    # opens the store at an address and, if free, a port; reports the port (0: no store) and serves
+    # opens the store at an address and, if free, a port, then reports the port (0: no store) and serves
     serve: Callable[[str, int, Callable[[int], None]], NoReturn]
-    # runs in a rank, with its variables; a rank that takes calls also passes a function that names
-    # the part of the store for one process group
+    # runs in a rank with its variables. A rank that takes calls also passes a function that names the part
+    # of the store for one process group.
     share: Callable[[Mapping[str, str], Callable[[], str] | None], None]
 
 

@@ -36,7 +36,7 @@ class FaultHook:
             return
         try:
             self.failure = failure.report()
-        except Exception:  # noqa: BLE001 - Monarch may raise anything; fall back to str()
+        except Exception:  # noqa: BLE001 - Monarch may raise anything
             self.failure = str(failure)
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -37,7 +37,7 @@ _POD_HEAD = (
     *(f"--port={POD_PORT}", "--dashboard-host=0.0.0.0", f"--dashboard-port={DASHBOARD_PORT}"),
 )
 _CLIENT_PORT = 10001
-_CLIENT_NEEDS = "grpc"  # from ray[client]; without it `ray start` rejects the port flag
+_CLIENT_NEEDS = "grpc"  # from ray[client], without which `ray start` rejects the port flag
 _ANY_PORTS = (*("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),)
 
 
