@@ -37,7 +37,7 @@ def test_a_call_whose_line_was_broken_for_201_others_runs_once(warm, shared, kee
     shared.wait_for("ran")
     break_line(calling)
     make_others(warm)
-    with pytest.raises(kt.JobNotFound, match="outcome is no longer known") as caught:
+    with pytest.raises(kt.JobNotFound, match="is no longer known") as caught:
         calling.follow()
     assert not caught.value.retryable
     assert "not repeated" in caught.value.hint
@@ -83,7 +83,7 @@ def test_a_job_that_made_room_for_others_says_so(warm, shared):
     make_others(warm)
     for handle in (kt.attach(job.id), kt.attach(str(job.ref))):
         for ask in (handle.result, handle.results, handle.status, handle.exception, handle.verdict):
-            with pytest.raises(kt.JobNotFound, match="outcome is no longer known") as caught:
+            with pytest.raises(kt.JobNotFound, match="is no longer known") as caught:
                 ask()
             assert not caught.value.retryable
     assert job.result() is None  # which this one has read before
@@ -92,6 +92,6 @@ def test_a_job_that_made_room_for_others_says_so(warm, shared):
 def test_a_job_that_never_was_is_told_apart(warm):
     job = kt.fn(tasks.echo).to(warm).submit(1)
     other = kt.attach(job.id[:-3] + "xyz")
-    with pytest.raises(kt.JobNotFound, match="never heard of"):
+    with pytest.raises(kt.JobNotFound, match="never received the call"):
         other.status()
     assert job.result() == ((1,), {})
