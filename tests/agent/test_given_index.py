@@ -40,7 +40,7 @@ def test_a_spare_waits_and_takes_the_place_of_one_that_was_killed(make, tmp_path
     head, first, second = job.start(0, "head"), *start_workers(job, "a", "b")
     wait_for(lambda: job.runs.exists() and job.num_runs() == 3, "the first attempt")
     [spare] = start_workers(job, "c")
-    wait_for(lambda: spare.says("there are nodes enough"), "the spare waits")
+    wait_for(lambda: spare.says("there are enough nodes"), "the spare waits")
     second.end(signal.SIGKILL)
     wait_for(lambda: job.num_runs() == 6, "the second attempt")
     go.touch()
@@ -67,5 +67,5 @@ def test_a_spare_ends_when_it_is_told(make, tmp_path):
     start_workers(job, "a")
     wait_for(lambda: job.runs.exists() and job.num_runs() == 2, "the attempt")
     [spare] = start_workers(job, "b")
-    wait_for(lambda: spare.says("there are nodes enough"), "the spare waits")
+    wait_for(lambda: spare.says("there are enough nodes"), "the spare waits")
     assert spare.end(signal.SIGTERM) == 143

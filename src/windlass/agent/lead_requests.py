@@ -1,8 +1,7 @@
-"""Short exchanges with a lead by an agent that has no link to it: ask for an index, report its end.
+"""Short requests to a lead from an agent that has no link to it: ask for an index, or report its end.
 
-An agent without an index of its own gets one from the lead, and waits as a spare while none is free. A node
-that is told to stop and has lost its lead tells the next one that it ends for good: another lead may wait
-for it.
+An agent without an index gets one from the lead, and waits as a spare while none is free. A node that
+receives SIGTERM after it lost its lead reports its end to the next lead, which may be waiting for it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _REPORT_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenIndex:
-    """An index, and the lead that gave it."""
+    """Index of a node, and the lead that assigned it."""
 
     index: int
     lead: str
@@ -39,9 +38,9 @@ class GivenIndex:
 async def ask_index(
     place: endpoints.Place, job_id: str, agent: str, *, timeout_s: float
 ) -> GivenIndex | None:
-    """The index of `agent` in the job whose lead is at `place`; None when the job has ended.
+    """Ask the lead at `place` for the index of `agent`. Return None if the job has ended.
 
-    OSError when no lead can be reached for `timeout_s`.
+    Raise OSError if no lead can be reached for `timeout_s`.
     """
     lead = ""
     while True:
@@ -53,11 +52,11 @@ async def ask_index(
                 lead = answer.lead
                 if answer.index is not None:
                     return GivenIndex(index=answer.index, lead=lead)
-                logger.info("there are nodes enough: waiting until one is lost")
+                logger.info("there are enough nodes: waiting until one is lost")
         except ProtocolError as error:
             logger.warning("%s", error)
         except asyncio.TimeoutError:
-            logger.warning("the lead has not said which node this is")
+            logger.warning("the lead has not answered with an index")
         await asyncio.sleep(_AGAIN_S)
 
 
@@ -87,10 +86,10 @@ async def _read_answer(frames: endpoints.Frames) -> Message | None:
 async def report_end(
     context: AgentContext, place: endpoints.Place, memory: LeadHandover | None
 ) -> None:
-    """Report to the lead at `place`, if there is one, that this node ends for good.
+    """Report to the lead at `place`, if there is one, that this node ends permanently.
 
-    The report includes what the node remembers: it may have taken part in a later attempt than that lead
-    knows of, whose other nodes continue without it.
+    The report includes the state that the node keeps, because it may have taken part in a later attempt than
+    that lead knows. The other nodes of that attempt continue without it.
     """
     seat = Seat(index=context.index, incarnation=context.incarnation)
     with contextlib.suppress(OSError, ProtocolError):

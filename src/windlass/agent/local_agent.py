@@ -82,7 +82,7 @@ def _make_context(order: StartNode, forks: ForkServer) -> AgentContext:
 
     folder = JobFolder(Path(order.plan).parent)
     plan = read_plan(folder.plan.read_text())
-    os.environ.update(order.hidden)  # in memory: what is on disk is older
+    os.environ.update(order.hidden)  # variables that are never written to disk
     with contextlib.suppress(FileNotFoundError):  # the GPUs that the client chose for this node
         os.environ[names.CUDA_VISIBLE_DEVICES] = folder.gpus(order.node).read_text()
     prepare_forks(plan, forks)

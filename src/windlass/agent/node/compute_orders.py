@@ -279,7 +279,7 @@ class ComputeOrders:
             ranks.start(node, request)
 
     def _give(self, order: RunCall | MakeObject | SendMore, body: bytes) -> None:
-        """Pass a message to the ranks of a world. If they are gone, report a call as failed."""
+        """Pass a message to the ranks of a world. If they are gone, answer a call with `WorldAbsent`."""
         world = self.node.worlds.get(order.world)
         if isinstance(world, CallRanks):
             world.send(order, body)
