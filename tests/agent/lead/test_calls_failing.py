@@ -257,7 +257,7 @@ def test_a_node_without_the_ranks_of_a_call_fails_it():
         compute.nodes[1].say(WorldAbsent(world=run.world))
         end = await client.end_of(call)
         assert name_rank(end.verdict) == (FailureKind.LOST_NODE, 1, 1)
-        assert "its ranks were gone before the call came" in end.verdict.message
+        assert "its ranks were gone before the call arrived" in end.verdict.message
 
     serve_calls(story)
 

@@ -47,7 +47,7 @@ def test_what_nodes_say_is_heard_and_what_the_lead_says_arrives(tmp_path):
     async def visit(scene):
         peer = await scene.join(1)
         await until(lambda: 1 in scene.lead.nodes, "node 1 has joined")
-        scene.lead.nodes.tell_all(KeepHandover(memory=LeadHandover(attempt=0)))
+        scene.lead.nodes.send_all(KeepHandover(memory=LeadHandover(attempt=0)))
         peer.say("trouble", reason="LogTruncated", message="rank-1.log is incomplete")
         await until(lambda: scene.status_writer.status.conditions, "the trouble on the board")
         await until(lambda: peer.find("remember"), "the order")

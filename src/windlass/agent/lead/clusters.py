@@ -126,7 +126,7 @@ class Cluster:
     sizes: NodeSizes
     secret: str  # lets nodes and ranks connect
     wanted: set[int] = field(default_factory=set)  # nodes that it should have beyond node 0
-    port: int | None = None  # None: not known yet
+    port: int | None = None  # None if not known yet
     address: str = ""  # its own, which may differ from its lead's
     others: _OtherNodes | None = None
     error: str = ""  # why node 0 cannot open it
@@ -135,7 +135,7 @@ class Cluster:
 
     @property
     def is_settled(self) -> bool:
-        """True if it is open on all nodes, or cannot be."""
+        """True if the cluster is open on all nodes or has failed."""
         is_over = bool(self.error) or self.is_given_up
         is_joined = self.others is not None and self.others.is_settled(self.wanted)
         return is_over or (self.port is not None and is_joined)
@@ -185,7 +185,7 @@ class Clusters:
         self._status_writer = status_writer
         self._address = address  # of node 0, for ranks
         self._pod_address = "" if own_address == LOOPBACK else own_address
-        self._pod_ports_taken: set[int] = set()  # by clusters that may not have left them yet
+        self._pod_ports_taken: set[int] = set()  # by clusters that may still use them
         self._lose = lose
         self._clusters: dict[str, Cluster] = {}  # by framework
 

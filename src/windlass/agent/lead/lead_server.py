@@ -108,9 +108,9 @@ class LeadServer:
         """Offer an agent an index. It reconnects with the index, or asks again if it got none."""
         self._indexes.hear_of_lead(hello.last_lead)
         indexes = itertools.takewhile(self._lead.nodes.knows, itertools.count(1))
-        self._tell_index(link, self._indexes.give(hello.asks_index, indexes))
+        self._send_index(link, self._indexes.give(hello.asks_index, indexes))
 
-    def _tell_index(self, link: Link, index: int | None) -> None:
+    def _send_index(self, link: Link, index: int | None) -> None:
         link.send(GiveIndex(index=index, lead=self._context.incarnation))
 
     def _has_index(self, link: Link, index: int, hello: Hello) -> bool:
@@ -119,7 +119,7 @@ class LeadServer:
             return True
         self._indexes.hear_of_lead(hello.last_lead)
         has_it = self._indexes.claim(index, hello.agent)
-        self._tell_index(link, index if has_it else None)
+        self._send_index(link, index if has_it else None)
         return has_it
 
     async def _take_node(self, link: Link, hello: Hello) -> None:

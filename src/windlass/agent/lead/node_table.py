@@ -195,7 +195,7 @@ class NodeTable:
         self._nodes[index].send(order, body)
         return True
 
-    def tell_all(self, message: Message) -> None:
+    def send_all(self, message: Message) -> None:
         for index in self.here():
             self.order(index, message)
 

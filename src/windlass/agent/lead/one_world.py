@@ -134,7 +134,7 @@ class OneWorld:
 
 _MINORITY = (
     "only {} of the {} nodes of attempt {} are here, which is not more than half. The others may still "
-    "run it beyond a network partition. Waiting for {} to come back"
+    "run the job beyond a network partition. Waiting for {} to come back"
 )
 _NONE_HERE = "none of the nodes of attempt {} is here. Without them, all nodes must join"
 

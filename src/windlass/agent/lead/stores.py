@@ -72,7 +72,7 @@ class Store:
     """A store on node 0, or a port at which rank 0 of one world opens one."""
 
     number: int
-    port: int | None = None  # None: not known yet
+    port: int | None = None  # None if not known yet
     held: HeldPort | None = None  # if rank 0 opens the store
     num_calls: int = 0
     is_shared: bool = False  # by all worlds of a compute

@@ -262,7 +262,7 @@ class CallLead:
                 self._runner.dispatch(world, call)
                 return
         if ahead := self.queue.add(call):
-            call.tell_waiting(CallQueued(id=call.id, ahead=len(ahead), first=ahead[0].id))
+            call.report_waiting(CallQueued(id=call.id, ahead=len(ahead), first=ahead[0].id))
 
     def abandon(self, call: Call) -> None:
         """Cancel a stream without listeners, unless one returns within 10 s."""
@@ -314,7 +314,7 @@ class CallLead:
         if is_wanted or message.state is RankState.RAISED:
             call.pass_on(answer)
         if has_ended:
-            call.tell_unsent(ends=True)
+            call.send_unsent(ends=True)
             self._runner.end(call, None, is_reported=True)
             if call.on_trouble is not None:  # it bypassed the queue
                 call.stop_timer()
@@ -331,7 +331,7 @@ class CallLead:
         call.yielded(item)
         if call.asked.collect == "all" or message.rank == 0:
             for listener in call.listeners:
-                call.tell_answer(listener, item)
+                call.send_answer(listener, item)
 
     async def _keep_pace(self, call: Call) -> None:
         """Resume a stream once all its readers have caught up, because unread items are held here."""
@@ -345,7 +345,7 @@ class CallLead:
         call = self.queue.current
         is_live = call is not None and not call.is_final  # then clients expect other replies
         if call is not None and is_live and message.call in ("", call.id):
-            call.tell(CallPrinted(id=call.id, rank=message.rank), body)
+            call.send(CallPrinted(id=call.id, rank=message.rank), body)
         if message.rank < 0:
             # output of the running call, or of the last one if it arrives after the answer
             started = call or self.history.last_started
@@ -366,11 +366,11 @@ class CallLead:
         self.worlds.lose_rank(message.world)
         call = self.queue.current
         if call is not None and call.attempt is not None and call.attempt.number == message.world:
-            call.lose_node(index, "its ranks were gone before the call came")
+            call.lose_node(index, "its ranks were gone before the call arrived")
 
     def _take_setting_up(self, index: int, message: SettingUp, _body: bytes) -> None:
         if (call := self.queue.current) is not None:
-            call.tell(CallSaid(id=call.id, line=f"node {index}: {message.line}"))
+            call.send(CallSaid(id=call.id, line=f"node {index}: {message.line}"))
 
     def _refuse(self, call: Call, why: str) -> None:
         kind = FailureKind.START_FAILED

@@ -105,7 +105,7 @@ class CallRunner:
             kind = FailureKind.START_FAILED
             call.stop = make_job_verdict(self._nodes.plan, kind, why, at_s=time.time())
             return
-        call.tell(CallAgain(id=call.id, make=True, has=call.asked.project.digest))
+        call.send(CallAgain(id=call.id, make=True, has=call.asked.project.digest))
         self._history.forget(call)
         call.state = CallState.CANCELLED  # only in this lead, because the client repeats the call
 
@@ -117,7 +117,7 @@ class CallRunner:
         """Start a call and send it to the ranks of a world. A payload in a file is sent later."""
         call.start(world.number, world.plan)
         if call.is_wait_reported:
-            call.tell(CallStarted(id=call.id))
+            call.send(CallStarted(id=call.id))
         if not call.file:
             self._worlds.send(world, self._make_order(world, call), call.body)
 

@@ -93,9 +93,9 @@ class CallServer:
             SetProfile: self._take_profile,
             AttendCall: self._take_attend,
             EndCall: self._end_call,
-            AskCallStatus: self._tell_status,
-            AskCallLogs: self._tell_logs,
-            AskInfo: self._tell_info,
+            AskCallStatus: self._send_status,
+            AskCallLogs: self._send_logs,
+            AskInfo: self._send_info,
             ScaleNodes: self._scale,
             ConfigureCompute: self._configure,
         }
@@ -236,11 +236,11 @@ class CallServer:
         listener = self._make_listener(link)
         for item in call.items:
             if not item.file or os.path.exists(item.file):
-                call.tell_answer(listener, item)
+                call.send_answer(listener, item)
         for rank in sorted(call.answers):
-            call.tell_answer(listener, call.answers[rank])
+            call.send_answer(listener, call.answers[rank])
         if call.is_final:
-            call.tell_end(listener)
+            call.send_end(listener)
         else:
             call.listeners.append(listener)
 
@@ -257,7 +257,7 @@ class CallServer:
             self._lead.cancel(call, why, signum=signum)
         link.send(Heard(id=message.id))
 
-    def _tell_status(self, link: Link, message: AskCallStatus, _body: bytes) -> None:
+    def _send_status(self, link: Link, message: AskCallStatus, _body: bytes) -> None:
         call = self._lead.history.get(message.id)
         if call is None:
             self._deny(link, message.id)
@@ -266,7 +266,7 @@ class CallServer:
         status = make_call_status(call, self._lead.plan, ahead)
         link.send(CallStatusTold(id=call.id, status=status))
 
-    def _tell_logs(self, link: Link, message: AskCallLogs, _body: bytes) -> None:
+    def _send_logs(self, link: Link, message: AskCallLogs, _body: bytes) -> None:
         call = self._lead.history.get(message.id)
         if call is None:
             self._deny(link, message.id)
@@ -298,7 +298,7 @@ class CallServer:
         self._lead.record.update(message.record or {})
         link.send(self._make_info())
 
-    def _tell_info(self, link: Link, _message: AskInfo, _body: bytes) -> None:
+    def _send_info(self, link: Link, _message: AskInfo, _body: bytes) -> None:
         link.send(self._make_info())
 
     def _make_info(self) -> ComputeInfo:

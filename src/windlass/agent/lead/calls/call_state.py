@@ -79,7 +79,7 @@ class CallListener:
         self._waiting: list[tuple[Message, bytes, str]] = []
         self._task: asyncio.Task[None] | None = None
 
-    def tell(self, message: Message, body: bytes = b"", file: str = "") -> None:
+    def send(self, message: Message, body: bytes = b"", file: str = "") -> None:
         """Send a message. A payload in a file is sent first, in parts, to clients on other machines."""
         if self._waiting or (file and self._is_remote):
             self._waiting.append((message, body, file))
@@ -235,9 +235,9 @@ class Call:
             self.timer.cancel()
             self.timer = None
 
-    def tell(self, message: Message, body: bytes = b"") -> None:
+    def send(self, message: Message, body: bytes = b"") -> None:
         for listener in self.listeners:
-            listener.tell(message, body)
+            listener.send(message, body)
 
     @property
     def has_returned(self) -> bool:
@@ -245,7 +245,7 @@ class Call:
         attempt = self.attempt
         return attempt is not None and attempt.is_done and not attempt.has_failure
 
-    def tell_answer(
+    def send_answer(
         self, listener: CallListener, answer: RankAnswer[CallAnswer] | RankAnswer[CallItem]
     ) -> None:
         """Send a listener the answer of a rank or an item that it yielded."""
@@ -255,43 +255,43 @@ class Call:
             result = result.replaced(
                 state=message.state, error=message.error, exit_code=message.exit_code
             )
-        listener.tell(result, answer.body, answer.file)
+        listener.send(result, answer.body, answer.file)
 
     def pass_on(self, answer: RankAnswer[CallAnswer]) -> None:
         """Send an answer to all listeners. Small answers are sent together at the end."""
         if answer.file or len(answer.body) > _SMALL_BYTES:
             for listener in self.listeners:
-                self.tell_answer(listener, answer)
+                self.send_answer(listener, answer)
         else:
             self.unsent.append(answer)
 
-    def tell_waiting(self, message: Message) -> None:
+    def report_waiting(self, message: Message) -> None:
         """Report to all listeners what the call waits for."""
         self.is_wait_reported = True
-        self.tell(message)
+        self.send(message)
 
-    def tell_unsent(self, *, ends: bool = False) -> None:
+    def send_unsent(self, *, ends: bool = False) -> None:
         """Send the collected small answers in one frame, which also ends a successful call."""
         unsent, self.unsent = self.unsent, []
         if unsent or ends:
             answers = [answer.message for answer in unsent]
             results = CallResults(id=self.id, ends=ends, answers=answers)
-            self.tell(results, b"".join([answer.body for answer in unsent]))
+            self.send(results, b"".join([answer.body for answer in unsent]))
 
-    def tell_end(self, listener: CallListener) -> None:
-        listener.tell(CallEnded(id=self.id, state=self.state, verdict=self.verdict))
+    def send_end(self, listener: CallListener) -> None:
+        listener.send(CallEnded(id=self.id, state=self.state, verdict=self.verdict))
 
     def settle(self, verdict: Verdict | None, *, is_reported: bool) -> None:
         """Set the result, report it to listeners unless `is_reported`, and release the payload."""
         self.verdict, self.ended_at_s = verdict, time.time()
-        self.tell_unsent()
+        self.send_unsent()
         if verdict is None:
             self.state = CallState.RETURNED
         else:
             is_cancelled = verdict.kind is FailureKind.CANCELLED
             self.state = CallState.CANCELLED if is_cancelled else CallState.FAILED
         for listener in self.listeners if not is_reported else ():
-            self.tell_end(listener)
+            self.send_end(listener)
         self.release()
 
     def release(self) -> None:
@@ -325,7 +325,7 @@ def make_call_status(call: Call, plan: Plan, ahead: int) -> JobStatus:
 def _explain(call: Call, ahead: int) -> tuple[Condition, ...]:
     if call.state is not CallState.QUEUED:
         return ()
-    what = f"{ahead} call{'s' * (ahead > 1)} before it" if ahead else "it waits for its nodes"
+    what = f"{ahead} call{'s' * (ahead > 1)} before it" if ahead else "it is waiting for its nodes"
     kind, reason = Phase.PENDING.value, names.REASON_QUEUED
     return (Condition(type=kind, reason=reason, message=what, since_s=call.created_at_s),)
 

@@ -82,7 +82,7 @@ class ReadyNodes:
         one_world = self._nodes.one_world
         if unseen := one_world.unseen():
             what = f"waiting for the ranks of unreachable {_name_nodes(unseen)} to end"
-            call.tell_waiting(CallWaiting(id=call.id, what=what))
+            call.report_waiting(CallWaiting(id=call.id, what=what))
             await self._changed.until(
                 lambda: not one_world.unseen() or call.stop is not None, timeout_s=None
             )
@@ -94,7 +94,7 @@ class ReadyNodes:
         if not set(self._nodes.missing(indexes)) - self._given_up:
             return
         what = f"waiting for {_name_nodes(self._nodes.missing(indexes))}"
-        call.tell_waiting(CallWaiting(id=call.id, what=what))
+        call.report_waiting(CallWaiting(id=call.id, what=what))
 
         def is_over() -> bool:
             return not self._nodes.missing(indexes) or call.stop is not None
@@ -119,7 +119,7 @@ class ReadyNodes:
             num_here = len(indexes) - len(self._given_up)
             without = f"without {_name_nodes(self._given_up)}"
             line = f"starting with {num_here} of {len(indexes)} nodes, {without}"
-            call.tell(CallSaid(id=call.id, line=line))
+            call.send(CallSaid(id=call.id, line=line))
 
     # -- code ----------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class ReadyNodes:
         if not todo:
             return
         before()
-        call.tell_waiting(CallWaiting(id=call.id, what="setting up nodes"))
+        call.report_waiting(CallWaiting(id=call.id, what="setting up nodes"))
         for index in todo:
             self._nodes[index].setup_error = ""
             self._nodes.order(index, self._setup().replaced(cwd=call.asked.project.cwd))

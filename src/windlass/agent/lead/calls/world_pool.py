@@ -193,7 +193,7 @@ class WorldPool:
         cluster = self._clusters.open(asked.framework, number, indexes, sizes, asked.preload)
         if not cluster.is_settled:
             what = f"starting {asked.framework} on {len(indexes)} node(s)"
-            call.tell_waiting(CallWaiting(id=call.id, what=what))
+            call.report_waiting(CallWaiting(id=call.id, what=what))
         await self._changed.until(
             lambda: cluster.is_settled or call.stop is not None,
             timeout_s=asked.launch_timeout_s,

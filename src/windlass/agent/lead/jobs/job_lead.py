@@ -146,7 +146,7 @@ class JobLead:
 
     def _have_remembered(self) -> None:
         """Send the handover state to every node, in case this lead is lost."""
-        self.nodes.tell_all(KeepHandover(memory=self.budget.memory))
+        self.nodes.send_all(KeepHandover(memory=self.budget.memory))
 
     def end(
         self, kind: FailureKind, message: str, *, now: bool = False, signum: int = signal.SIGTERM
