@@ -25,6 +25,7 @@ from public_names import (
 
 import windlass
 import windlass.distributed
+from windlass.cli.prepare import TargetCommand
 from windlass.cli.verb_table import cli
 from windlass.settings import SETTINGS, Setting
 
@@ -146,14 +147,14 @@ def _render_error(name: str) -> str:
 def _cli() -> Iterator[str]:
     yield "# Command line"
     yield _lines(
-        "What `windlass VERB --help` shows. stdout is data, stderr is messages; `--json` prints data",
-        "for programs.",
+        "What `windlass VERB --help` shows. For `run` and `export` this page shows `--help-all`, the",
+        "list of all flags. Data goes to stdout and messages to stderr. `--json` prints data for programs.",
     )
     yield "Exit codes: 0 ok, 1 the job failed, 2 wrong usage, 3 the engine or the cluster, 130 interrupted."
     yield from _render_group(cli, click.Context(cli, info_name="windlass", **_WIDE))
 
 
-_WIDE: dict[str, Any] = {"terminal_width": 100, "max_content_width": 100}
+_WIDE: dict[str, Any] = {**cli.context_settings, "terminal_width": 100}
 
 
 def _render_group(group: click.Group, context: click.Context) -> Iterator[str]:
@@ -163,7 +164,12 @@ def _render_group(group: click.Group, context: click.Context) -> Iterator[str]:
             continue
         own = click.Context(command, info_name=name, parent=context, **_WIDE)
         yield f"## {own.command_path}"
-        yield f"```text\n{command.get_help(own)}\n```"
+        shown = (
+            command.get_help_all(own)
+            if isinstance(command, TargetCommand)
+            else command.get_help(own)
+        )
+        yield f"```text\n{shown}\n```"
         if isinstance(command, click.Group):
             yield from _render_group(command, own)
 
@@ -197,9 +203,9 @@ def _render_setting(setting: Setting) -> str:
 
 
 def _default(setting: Setting) -> str:
-    if callable(setting.default):
-        return "`~/.local/state/windlass`"
-    return "" if setting.default in (None, "", {}, ()) else f"`{setting.default}`"
+    default = setting.default_text
+    is_value = not setting.unset or callable(setting.default)
+    return f"`{default}`" if default and is_value else default
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def test_debug_shows_the_traceback(project: Path, windlass: Cli) -> None:
 def test_variables_that_ranks_get_from_us_cannot_be_set(windlass: Cli, project: Path) -> None:
     ran = windlass("run", "show_args.py", "--env", "RANK=7")
     assert ran.code == 2
-    assert "RANK is set for each rank, so --env cannot set it" in ran.err
+    assert "RANK is set by Windlass for each rank, so --env cannot set it" in ran.err
 
 
 def test_a_variable_without_a_value_is_shown_as_it_was_typed(windlass: Cli, project: Path) -> None:

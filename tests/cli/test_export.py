@@ -192,16 +192,6 @@ def test_refused(windlass: Cli, words: tuple[str, ...], says: str, hint: str) ->
     assert ran.out == ""
 
 
-def test_help_has_a_heading_for_each_kind_of_flag(windlass: Cli) -> None:
-    shown = windlass("export", "--help").out
-    options, _, rest = shown.partition("\nOn Kubernetes:\n")
-    pods, _, exports = rest.partition("\nExports without Windlass:\n")
-    assert "--nodes" in options
-    assert "--image" in pods
-    assert "--rdzv-backend" in exports
-    assert "--rdzv-backend" not in windlass("run", "--help").out
-
-
 def test_keys_are_known_by_name_and_by_content() -> None:
     secret = {
         "kind": "Secret",

@@ -1,7 +1,7 @@
 """Flags and arguments that several verbs share: a job, `--json`, and one flag per setting.
 
-The flags of a job come from the table of settings, so a new setting is a new flag of `run` and `export` at
-once. Values stay text here: the settings read and check them, and say what was wrong.
+The flags of a job come from the table of settings, so a new setting also becomes a flag of `run` and
+`export`. Values stay text here. The settings read and check them, and report errors.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from windlass.cli.verb_table import keep_together
 from windlass.errors import WindlassError
 from windlass.settings import SETTINGS, Setting, Settings, read_settings_here
 from windlass.settings.table import EXPORT
@@ -34,26 +35,47 @@ _METAVARS = {
     "patch": "FILE|YAML",
     "bool": "",
 }
-_SPELT = {"engine": "NAME", "name": "NAME", "python": "PATH"}
+_SPELT = {
+    **dict.fromkeys(("engine", "name", "framework", "context", "namespace", "runtime"), "NAME"),
+    **dict.fromkeys(("service_account", "mesh_name", "priority_class", "queue"), "NAME"),
+    **dict.fromkeys(("gpu_resource", "pull_secrets"), "NAME"),
+    **dict.fromkeys(("gpu_label", "pack"), "LABEL"),
+    "image": "NAME:TAG",
+    "python": "PATH",
+    "gpu_type": "TYPE",
+    "rdzv_endpoint": "HOST:PORT",
+    "tolerations": "TAINT",
+    "secrets": "SECRET",
+    "volumes": "VOLUME",
+}
 _REPEATED = ("table", "many")
 _PLACE = "windlass.place"
 _PLACE_HELP = {
-    "engine": "the engine to look on",
-    "namespace": "the namespace to look in; empty: the context's own",
-    "context": "the kubeconfig context; empty: the current one",
+    "engine": "Engine to use (default: from the settings)",
+    "namespace": "Namespace to use (default: the namespace of the context)",
+    "context": "Kubeconfig context (default: the current context)",
 }
 
 
 class SettingOption(click.Option):
-    """An option that stands under a heading of its own in `--help`."""
+    """Flag of a setting, with its heading in `--help-all`."""
 
-    def __init__(self, *args: Any, group: str = "", **options: Any) -> None:
+    def __init__(self, *args: Any, group: str, is_common: bool, **options: Any) -> None:
         super().__init__(*args, **options)
         self.group = group
+        self.is_common = is_common
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the flag and its help text. A switch is shown as `--[no-]NAME`."""
+        record = super().get_help_record(ctx)
+        if record is None:
+            return None
+        flag, text = record
+        return f"--[no-]{self.opts[0][2:]}" if self.secondary_opts else flag, text
 
 
 def job_settings(*, with_export: bool = False) -> tuple[Setting, ...]:
-    """The settings that one job may differ in."""
+    """Return the settings that are flags of a job."""
     return tuple(
         setting
         for setting in SETTINGS
@@ -62,12 +84,12 @@ def job_settings(*, with_export: bool = False) -> tuple[Setting, ...]:
 
 
 def setting_options(function: F) -> F:
-    """One option per setting; those not given are None."""
+    """Add one option per setting. An option that was not given is None."""
     return _add_options(function, job_settings())
 
 
 def export_options(function: F) -> F:
-    """The same, and what only exports can be told."""
+    """Add one option per setting, including those for exports only."""
     return _add_options(function, job_settings(with_export=True))
 
 
@@ -78,11 +100,15 @@ def _add_options(function: F, settings: tuple[Setting, ...]) -> F:
 
 
 def _make_option(setting: Setting) -> Callable[[F], F]:
+    placed: Any = {
+        "cls": SettingOption,
+        "group": setting.group,
+        "is_common": setting.common,
+        "default": None,
+    }
     if setting.kind == "bool":
         names = [f"{setting.flag}/--no-{setting.flag[2:]}", setting.name]
-        return click.option(
-            *names, cls=SettingOption, group=setting.group, help=setting.help, default=None
-        )
+        return click.option(*names, help=_render_help(setting), **placed)
     names = [setting.flag, setting.name]
     if setting.name in _SHORT:
         names.insert(0, _SHORT[setting.name])
@@ -90,17 +116,23 @@ def _make_option(setting: Setting) -> Callable[[F], F]:
     metavar = "|".join(setting.choices) or _SPELT.get(setting.name) or _METAVARS[setting.kind]
     return click.option(
         *names,
-        cls=SettingOption,
-        group=setting.group,
         multiple=is_repeated,
         metavar=metavar,
-        help=f"{setting.help}{' (may be repeated)' if is_repeated else ''}",
-        default=None,
+        help=f"{_render_help(setting)}{' (may be repeated)' if is_repeated else ''}",
+        **placed,
     )
 
 
+def _render_help(setting: Setting) -> str:
+    text = setting.description[:1].upper() + setting.description[1:]
+    default = setting.default_text
+    if " " not in default:
+        text = text.removesuffix(f"{default})") + f"{keep_together(default)})" if default else text
+    return text.replace("(default: ", keep_together("(default: "))
+
+
 def given_flags(options: dict[str, Any]) -> dict[str, Any]:
-    """The settings among a command's options, as `read_settings` takes them."""
+    """Return the settings among a command's options, in the form that `read_settings` takes."""
     known = {setting.name for setting in job_settings(with_export=True)}
     return {
         name: value if value is False else value or None
@@ -110,12 +142,12 @@ def given_flags(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_settings() -> Settings:
-    """The settings as they hold here, with the flags that say where jobs are."""
+    """Return the settings in effect here, including the flags that say where jobs are."""
     return read_settings_here(place_flags())
 
 
 def place_flags() -> dict[str, str]:
-    """The flags that say where jobs are, as far as they were given."""
+    """Return the given flags among those that say where jobs are."""
     context = click.get_current_context(silent=True)
     return dict(context.meta.get(_PLACE, {})) if context is not None else {}
 
@@ -126,13 +158,13 @@ def _keep_place(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def place_options(function: F) -> F:
-    """Where jobs are looked for; `load_settings` knows of it."""
+    """Add the flags that say where jobs are. `load_settings` applies them."""
     for setting in reversed([s for s in SETTINGS if s.name in ("engine", "namespace", "context")]):
         function = click.option(
             *([_SHORT[setting.name]] if setting.name in _SHORT else []),
             setting.flag,
             setting.name,
-            metavar=_SPELT.get(setting.name, "NAME"),
+            metavar=_SPELT[setting.name],
             help=_PLACE_HELP[setting.name],
             callback=_keep_place,
             expose_value=False,
@@ -141,13 +173,13 @@ def place_options(function: F) -> F:
     return function
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="print JSON on stdout")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout")
 
 
 def complete_jobs(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Ids of jobs that are here; completing must never fail."""
+    """Return the IDs of known jobs. Errors are ignored, because completion must never fail."""
     from windlass.client.jobs.find_jobs import list_jobs
 
     with contextlib.suppress(WindlassError, OSError):
@@ -160,13 +192,13 @@ def complete_jobs(
 
 
 def job_argument(function: F) -> F:
-    """One job, and where it is."""
+    """Add an argument for one job, and the flags that say where it is."""
     argument = click.argument("job_text", metavar="JOB", shell_complete=complete_jobs)
     return argument(place_options(function))
 
 
 def jobs_argument(*, required: bool) -> Callable[[F], F]:
-    """Jobs, and where they are."""
+    """Return a decorator that adds an argument for several jobs, and the flags that say where they are."""
     argument = click.argument(
         "job_texts", metavar="JOB...", nargs=-1, required=required, shell_complete=complete_jobs
     )

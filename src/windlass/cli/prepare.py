@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import os
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from windlass.cli.flags import SettingOption
+from windlass.cli.verb_table import Verb
 from windlass.client.jobs.launcher_size import is_torchrun
 from windlass.client.jobs.run import (
     Prepared,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 
 
 _ALIKE = 0.8
+_OPTIONS = "Options"  # the heading of flags without a group
 _MAX_FILES = 50
 # libraries and classes that make flags of the names of parameters and fields
 _BY_NAME = frozenset(
@@ -129,11 +133,39 @@ def _find_near(options: Mapping[str, click.Option], loose: Sequence[str]) -> dic
     return {name: flag for name, flag in near.items() if flag}
 
 
-class TargetCommand(click.Command):
-    """A command whose words are sorted before click sees them; they arrive as `words`."""
+HELP_ALL = "--help-all"
+_SHOWS_ALL = "windlass.help_all"
+
+
+def _show_help_all(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        ctx.meta[_SHOWS_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+class TargetCommand(Verb):
+    """Command that sorts its words before click parses them, and passes them as `words`.
+
+    `--help` shows the flags that most users need, and `--help-all` shows every flag.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._help_all = click.Option(
+            [HELP_ALL],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_help_all,
+            help="Show all flags and exit",
+        )
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), self._help_all]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if ctx.resilient_parsing:  # completing: half a line is no mistake
+        if ctx.resilient_parsing:  # for completion, when the line is unfinished
             ctx.params["words"] = SplitWords()
             return super().parse_args(ctx, [])
         try:
@@ -145,7 +177,7 @@ class TargetCommand(click.Command):
         return super().parse_args(ctx, list(words.ours))
 
     def options(self, ctx: click.Context) -> dict[str, click.Option]:
-        """Every spelling of every option of ours."""
+        """Return the options of Windlass by each of their spellings."""
         params = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
         return {name: p for p in params for name in (*p.opts, *p.secondary_opts)}
 
@@ -158,23 +190,47 @@ class TargetCommand(click.Command):
         return [CompletionItem(incomplete, type="file")]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Options under their headings; those without one come first."""
-        groups: dict[str, list[tuple[str, str]]] = {"": []}
+        """Write the common options, or all options under their headings."""
+        shows_all = ctx.meta.get(_SHOWS_ALL, False)
+        groups: dict[str, list[tuple[str, str]]] = {_OPTIONS: []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
+            heading = _OPTIONS
+            if isinstance(param, SettingOption) and shows_all:
+                heading = param.group
+            elif isinstance(param, SettingOption) and not param.is_common:
+                continue
             if record is not None:
-                groups.setdefault(getattr(param, "group", ""), []).append(record)
+                groups.setdefault(heading, []).append(record)
         for heading, rows in groups.items():
-            with formatter.section(heading or "Options"):
+            with formatter.section(heading):
                 formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        lines = [
+            "TARGET receives the words after it that are not flags of Windlass, and all words after `--`.",
+            "TIME is written like 90s, 5m, 1h30m or 2d. A number without a unit means seconds.",
+        ]
+        if not ctx.meta.get(_SHOWS_ALL, False):
+            count = len(set(self.options(ctx).values()))
+            lines.append(f"Run `{ctx.command_path} {HELP_ALL}` for all {count} flags.")
+        for line in lines:
+            formatter.write_paragraph()
+            formatter.write_text(line)
+
+    def get_help_all(self, ctx: click.Context) -> str:
+        """Return the text that `--help-all` shows."""
+        ctx.meta[_SHOWS_ALL] = True
+        return self.get_help(ctx)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         words = ctx.params.get("words", SplitWords())
-        if not words.is_function:
+        if not words.is_function or ctx.meta.get(_SHOWS_ALL, False):
             super().format_help(ctx, formatter)
             return
 
-        flags = sorted({max(p.opts, key=len) for p in self.options(ctx).values()} - {"--help"})
+        own = {"--help", HELP_ALL}
+        flags = sorted({max(p.opts, key=len) for p in self.options(ctx).values()} - own)
         formatter.write(render_function_help(words, flags, width=formatter.width))
 
 
@@ -406,14 +462,16 @@ def _find_signature(words: SplitWords) -> Signature:
 
 
 def render_function_help(words: SplitWords, flags: Sequence[str], *, width: int) -> str:
-    """The function's own parameters in full, our flags by name."""
+    """Return the help of a function's parameters, and the names of the flags of Windlass."""
     from windlass.cli.function_flags import render_help
 
     text = render_help(_find_signature(words), f"windlass run {words.target[0]}", width=width)
-    ours = click.formatting.wrap_text(
-        ", ".join(flags), width, initial_indent="  ", subsequent_indent="  "
+    ours = textwrap.fill(
+        ", ".join(flags),
+        width,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_on_hyphens=False,
     )
-    return (
-        f"{text}\nflags of Windlass (windlass run --help), which win before `--`;\n"
-        f"after `--` all are the function's:\n{ours}\n"
-    )
+    about = f"Before `--`, these are flags of Windlass (see `windlass {_verb()} {HELP_ALL}`):"
+    return f"{text}\n{about}\n{ours}\n"

@@ -18,7 +18,10 @@ from click.shell_completion import CompletionItem
 from windlass import __version__
 from windlass.near_names import did_you_mean
 
-# verbs of other tools, and ours for the same
+# characters at which click does not break a line, for those at which it does
+_UNBREAKABLE = ((" ", "\xa0"), ("-", "\u2011"))
+
+# verbs of other tools, and the verb that does the same here
 MEANINGS = {
     **dict.fromkeys(("kill", "stop", "abort", "terminate"), "cancel"),
     **dict.fromkeys(("submit", "launch", "start", "exec", "torchrun"), "run"),
@@ -41,52 +44,78 @@ VERBS = {
         "Bring up a script's decorated functions and apps.",
     ),
     "call": ("windlass.cli.verbs.call:call", "Call a deployed function or method by its name."),
-    "compute": ("windlass.cli.verbs.compute:compute", "List, end and resize computes: warm nodes."),
+    "compute": (
+        "windlass.cli.verbs.compute:compute",
+        "List, end and resize computes (warm nodes).",
+    ),
     "ls": ("windlass.cli.verbs.ls:ls", "List jobs, newest first."),
-    "status": ("windlass.cli.verbs.status:status", "Show a job's state: ranks, progress, verdict."),
+    "status": ("windlass.cli.verbs.status:status", "Show the state of a job."),
     "why": (
         "windlass.cli.verbs.status:why",
-        "Say why a job waits, runs or failed, in one sentence.",
+        "Explain in one sentence why a job waits or failed.",
     ),
-    "logs": ("windlass.cli.verbs.logs:logs", "Print the ranks' output, or follow it."),
-    "wait": ("windlass.cli.verbs.attach:wait", "Wait until a job has ended; exits as the job did."),
+    "logs": ("windlass.cli.verbs.logs:logs", "Print or follow the output of the ranks."),
+    "wait": ("windlass.cli.verbs.attach:wait", "Wait until a job has ended."),
     "result": ("windlass.cli.verbs.result:result", "Print what each rank returned or raised."),
     "report": (
         "windlass.cli.verbs.report:report",
-        "Compare trainings: throughput, efficiency, waits, lost time.",
+        "Compare the throughput and efficiency of trainings.",
     ),
     "attach": ("windlass.cli.verbs.attach:attach", "Watch a running job from any terminal."),
     "port-forward": (
         "windlass.cli.verbs.attach:port_forward",
-        "Lead a port of this machine to one of a job's node 0.",
+        "Forward a local port to node 0 of a job.",
     ),
-    "cancel": ("windlass.cli.verbs.cancel:cancel", "End jobs, and wait until they have ended."),
+    "cancel": ("windlass.cli.verbs.cancel:cancel", "Cancel jobs, and wait until they have ended."),
     "rm": ("windlass.cli.verbs.cancel:rm", "Remove ended jobs with their logs and results."),
-    "export": ("windlass.cli.verbs.export:export", "Print what would be started, as YAML."),
-    "image": ("windlass.cli.verbs.image:image", "Print the Dockerfile of an Image's steps."),
+    "export": ("windlass.cli.verbs.export:export", "Print the YAML of a job without starting it."),
+    "image": ("windlass.cli.verbs.image:image", "Print the Dockerfile of an Image."),
     "doctor": (
         "windlass.cli.verbs.doctor:doctor",
-        "Show what is here, what is missing, how to get it.",
+        "Check this machine or a cluster for what jobs need.",
     ),
     "engines": (
         "windlass.cli.verbs.engines:engines",
-        "List engines: needs, version found, abilities.",
+        "List engines, their requirements and their features.",
     ),
     "conformance": (
         "windlass.cli.verbs.conformance:conformance",
-        "Run the contract suite on an engine: a table of cases.",
+        "Run the contract tests on an engine.",
     ),
-    "config": ("windlass.cli.verbs.config:config", "Show each setting and where it came from."),
+    "config": ("windlass.cli.verbs.config:config", "Show or change settings."),
     "completion": (
         "windlass.cli.verbs.completion:completion",
-        "Print a shell's completion script.",
+        "Print the completion script of a shell.",
     ),
     "version": ("windlass.cli.verbs.config:version", "Print the version."),
 }
 
 
-class LazyGroup(click.Group):
-    """Commands by name: where each lives (`module:attribute`), and its line of help."""
+class Verb(click.Command):
+    """One command. Its `--help` follows the style of the other help texts."""
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.help = "Show this message and exit"
+        return option
+
+    def get_help(self, ctx: click.Context) -> str:
+        shown = super().get_help(ctx)
+        for usual, special in _UNBREAKABLE:
+            shown = shown.replace(special, usual)
+        return shown
+
+
+def keep_together(text: str) -> str:
+    """Return the text so that the help of a `Verb` does not break it over two lines."""
+    for usual, special in _UNBREAKABLE:
+        text = text.replace(usual, special)
+    return text
+
+
+class LazyGroup(Verb, click.Group):
+    """Group that imports a command on use, from `module:attribute`. The table has the help lines."""
 
     def __init__(self, *, verbs: Mapping[str, tuple[str, str]], **attributes: object) -> None:
         super().__init__(**attributes)  # type: ignore[arg-type]
@@ -133,8 +162,10 @@ class LazyGroup(click.Group):
         ]
 
 
-class NearGroup(click.Group):
-    """A verb with verbs of its own, which are all in its file."""
+class NearGroup(Verb, click.Group):
+    """Verb with subcommands, all defined in its own file."""
+
+    command_class = Verb
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -192,7 +223,7 @@ cli = LazyGroup(
     name="windlass",
     verbs=VERBS,
     help="Run a PyTorch function or script on any number of machines, unchanged.",
-    epilog="windlass VERB --help shows more. Data goes to stdout, messages to stderr.",
+    epilog="Run `windlass COMMAND --help` for the flags of a command.",
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     callback=click.pass_context(_show_help),
@@ -203,7 +234,7 @@ cli = LazyGroup(
             is_eager=True,
             expose_value=False,
             callback=_show_version,
-            help="Print the version and exit.",
+            help="Print the version and exit",
         )
     ],
 )

@@ -21,15 +21,15 @@ class NodeKeywords(TypedDict, total=False):
     pretend_gpus: bool
     """run on the CPU, with as many ranks as GPUs are requested"""
     python: str
-    """Python interpreter of the nodes"""
+    """Python interpreter of the nodes (default: this interpreter; in pods, python3 of the image)"""
     grace_s: float | str
     """time that ranks have between SIGTERM and SIGKILL"""
     peer_wait_s: float | str
     """time that a finished rank keeps its connections open for the others"""
     context: str
-    """kubeconfig context"""
+    """kubeconfig context (default: the current context)"""
     namespace: str
-    """namespace of the pods"""
+    """namespace of the pods (default: the namespace of the context)"""
     cpus: str | float
     """CPUs per node, such as 4 or 500m"""
     memory: str | float
@@ -37,17 +37,17 @@ class NodeKeywords(TypedDict, total=False):
     ephemeral_storage: str | float
     """scratch disk per node, such as 100Gi"""
     shm: str | float
-    """size of /dev/shm"""
+    """size of /dev/shm (default: half of the memory)"""
     requests: Mapping[str, str | int]
     """request below the limit, for cpus, memory or ephemeral_storage"""
     gpu_type: str
-    """required value of the node label gpu_label; A|B allows either"""
+    """required value of the node label gpu_label, where A|B allows either"""
     gpu_label: str
     """node label that names the GPU type"""
     gpu_resource: str
     """resource name under which GPUs are requested"""
     node_selector: Mapping[str, str | int]
-    """labels that nodes must have; A|B allows either value"""
+    """labels that nodes must have, where A|B allows either value"""
     spread: Literal["soft", "hard", "none"]
     """put pods on different hosts: preferred, required or not at all"""
     pack: str
@@ -59,11 +59,11 @@ class NodeKeywords(TypedDict, total=False):
     service_account: str
     """service account of the pods"""
     run_as: int | Literal["none"] | None
-    """user ID of the pods; 'none' uses the image's own"""
+    """user ID of the pods, or 'none' for that of the image"""
     pull_secrets: Sequence[str]
     """Secrets for pulling images"""
     mesh_name: str
-    """name of the Monarch mesh that the pods form"""
+    """name of the Monarch mesh that the pods form (default: the job ID without dashes)"""
     open_mesh: bool
     """let all pods of the namespace use the Monarch mesh, without TLS"""
     labels: Mapping[str, str | int]
@@ -82,21 +82,21 @@ class JobOrAppKeywords(TypedDict, total=False):
     timeout_s: float | str | None
     """end the job this long after it first starts"""
     lease_s: float | str | None
-    """time that an attached job survives without its client"""
+    """time that an attached job survives without its client (default: chosen by the engine: 5s on local, 5m in pods)"""
     join_timeout_s: float | str | None
-    """time to wait for all nodes"""
+    """time to wait for all nodes (default: chosen by the engine: 1m on local, 30m in pods)"""
     runtime: str
-    """TrainingRuntime that a TrainJob is made from"""
+    """TrainingRuntime that a TrainJob is made from (default: torch-distributed)"""
     allow_host_path: bool
     """allow volumes that are folders of the host"""
     ttl_s: float | str | None
-    """time to keep an ended job; 'none' keeps it until you remove it"""
+    """time to keep an ended job, or 'none' to keep it until you remove it"""
     patch: str | PathLike[str] | Mapping[str, Any] | None
     """YAML, or a YAML file, to merge into the pod template"""
     rdzv_endpoint: str
-    """rendezvous endpoint, as HOST:PORT"""
+    """rendezvous endpoint, as HOST:PORT (default: the first pod, port 29500)"""
     home: str | PathLike[str] | None
-    """folder for jobs and their logs"""
+    """folder for jobs and their logs (default: ~/.local/state/windlass)"""
 
 
 class ComputeOrAppKeywords(TypedDict, total=False):
@@ -124,25 +124,25 @@ class JobKeywords(NodeKeywords, JobOrAppKeywords, total=False):
     """Keywords of `run` and `submit`."""
 
     engine: str
-    """engine that provides the nodes; `windlass engines` lists them"""
+    """engine that provides the nodes (see `windlass engines`)"""
     nodes: int | str | NodeRange
     """number of nodes, or a minimum and a maximum"""
     procs: int | None
-    """ranks per node"""
+    """ranks per node (default: one per GPU, or 1)"""
     gpus: int
     """GPUs per node"""
     framework: str
-    """framework that sets up the ranks: pytorch, spmd, ray, monarch or command"""
+    """framework that sets up the ranks: pytorch, spmd, ray, monarch or command (default: pytorch, or command for a command)"""
     name: str
-    """name of the job"""
+    """name of the job (default: made from the target)"""
     env: Mapping[str, str | int]
     """environment variables for every rank"""
     start: Literal["fork", "spawn"]
     """start ranks by forking a preloaded process, or in a new interpreter"""
     preload: Sequence[str] | None
-    """modules to import once, before ranks are forked"""
+    """modules to import once, before ranks are forked (default: torch, if the code imports it)"""
     image: str
-    """container image of the pods, with Python and torch"""
+    """container image of the pods, with Python and torch (default: pytorch/pytorch with the local version of torch)"""
     in_image: bool
     """run a target that is part of the image, and upload no code"""
     tolerations: Sequence[str]
@@ -152,7 +152,7 @@ class JobKeywords(NodeKeywords, JobOrAppKeywords, total=False):
     volumes: Sequence[str]
     """volumes to mount: CLAIM:/path, new:10Gi:/path[:RWX][:CLASS] (deleted with the job), emptydir[:5Gi]:/path"""
     rdzv_backend: Literal["c10d", "etcd", "etcd-v2"]
-    """rendezvous backend of torchrun; etcd means etcd-v2"""
+    """rendezvous backend of torchrun, where etcd means etcd-v2"""
 
 
 class ComputeKeywords(NodeKeywords, ComputeOrAppKeywords, total=False):
@@ -169,11 +169,11 @@ class ComputeKeywords(NodeKeywords, ComputeOrAppKeywords, total=False):
     launch_timeout: float | str
     """how long to wait for the nodes"""
     preload: Sequence[str] | None
-    """modules to import once, before ranks are forked"""
+    """modules to import once, before ranks are forked (default: torch, if the code imports it)"""
     start: Literal["fork", "spawn"]
     """start ranks by forking a preloaded process, or in a new interpreter"""
     procs: int | None
-    """ranks per node"""
+    """ranks per node (default: one per GPU, or 1)"""
 
 
 class AppKeywords(NodeKeywords, JobOrAppKeywords, ComputeOrAppKeywords, total=False):

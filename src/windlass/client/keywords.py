@@ -53,7 +53,8 @@ def _make_keyword(setting: Setting) -> Keyword:
     if setting.may_be_none or callable(setting.default):
         kind += " | None"
     default = None if callable(setting.default) else setting.default
-    return Keyword(setting.name, kind, default, setting.help)
+    text = setting.description if setting.unset else setting.help  # signatures show other defaults
+    return Keyword(setting.name, kind, default, text)
 
 
 def _settings(*names: str) -> tuple[Keyword, ...]:

@@ -92,11 +92,14 @@ class Setting:
     @property
     def default_text(self) -> str:
         """Default as it is shown to users. Empty if leaving the setting out changes nothing."""
-        if self.unset or callable(self.default) or self.default in (None, "", {}, (), False):
+        default = self.default
+        if self.unset or callable(default) or default is None or default is False:
             return self.unset
-        if self.kind == "duration" and isinstance(self.default, float):
-            return _render_duration(self.default)
-        return str(self.default)
+        if default in ("", {}, ()):
+            return ""
+        if self.kind == "duration" and isinstance(default, float):
+            return _render_duration(default)
+        return str(default)
 
     @property
     def description(self) -> str:
@@ -128,7 +131,7 @@ class Settings:
     """Values of all settings, and the source of each."""
 
     engine: str = is_setting(
-        "str", "local", "engine that provides the nodes; `windlass engines` lists them", common=True
+        "str", "local", "engine that provides the nodes (see `windlass engines`)", common=True
     )
     nodes: int | NodeRange = is_setting(  # noqa: RUF009
         "nodes", 1, "number of nodes, or a minimum and a maximum", minimum=1, common=True
@@ -229,7 +232,10 @@ class Settings:
         spelt="request",
     )
     gpu_type: str = is_setting(
-        "str", "", "required value of the node label gpu_label; A|B allows either", group=RESOURCES
+        "str",
+        "",
+        "required value of the node label gpu_label, where A|B allows either",
+        group=RESOURCES,
     )
     gpu_label: str = is_setting(
         *("str", "nvidia.com/gpu.product", "node label that names the GPU type"), group=RESOURCES
@@ -238,7 +244,7 @@ class Settings:
         "str", "nvidia.com/gpu", "resource name under which GPUs are requested", group=RESOURCES
     )
     node_selector: Mapping[str, str] = is_setting(
-        "table", {}, "labels that nodes must have; A|B allows either value", group=PLACEMENT
+        "table", {}, "labels that nodes must have, where A|B allows either value", group=PLACEMENT
     )
     tolerations: tuple[str, ...] = is_setting(
         *("many", (), "taints to tolerate: KEY, KEY=VALUE or KEY=VALUE:EFFECT"),
@@ -263,7 +269,7 @@ class Settings:
     )
     service_account: str = is_setting("str", "", "service account of the pods", group=PODS)
     run_as: int | None = is_setting(
-        *("int", 1000, "user ID of the pods; 'none' uses the image's own"),
+        *("int", 1000, "user ID of the pods, or 'none' for that of the image"),
         minimum=0,
         optional=True,
         group=PODS,
@@ -307,7 +313,11 @@ class Settings:
         "table", {}, "annotations to add to the pods", group=PODS, spelt="annotation"
     )
     ttl_s: float | None = is_setting(
-        *("duration", 86400.0, "time to keep an ended job; 'none' keeps it until you remove it"),
+        *(
+            "duration",
+            86400.0,
+            "time to keep an ended job, or 'none' to keep it until you remove it",
+        ),
         optional=True,
         group=PODS,
     )
@@ -315,7 +325,7 @@ class Settings:
         "patch", None, "YAML, or a YAML file, to merge into the pod template", group=PODS
     )
     rdzv_backend: str = is_setting(
-        *("str", "c10d", "rendezvous backend of torchrun; etcd means etcd-v2"),
+        *("str", "c10d", "rendezvous backend of torchrun, where etcd means etcd-v2"),
         choices=("c10d", "etcd", "etcd-v2"),
         group=EXPORT,
     )

@@ -16,6 +16,7 @@ from windlass import names
 from windlass.cli.error_output import say_verdict
 from windlass.cli.flags import job_argument, json_option, load_settings
 from windlass.cli.show import print_json, render_span
+from windlass.cli.verb_table import Verb
 from windlass.client.compute.nodes.idle_computes import explain_by
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.job import Job
@@ -28,13 +29,13 @@ from windlass.settings import read_duration
 from windlass.wire.status import JobStatus, Phase
 
 
-@click.command()
+@click.command(cls=Verb)
 @job_argument
 def attach(job_text: str) -> int:
-    """Watch JOB until it has ended, earlier lines included; exits as the job did.
+    """Watch JOB until it ends, and exit with its exit code.
 
-    Ctrl-C leaves, and the job goes on. A job that was not started with --detach ends when nobody is left
-    watching it: neither its run nor an attach.
+    Shows earlier output too. Ctrl-C stops watching, and the job continues. A job that was started without
+    --detach ends when its last `run` or `attach` exits.
     """
     settings = load_settings()
     job = find_job(job_text, settings)
@@ -60,15 +61,19 @@ def _render_leaving(status: JobStatus) -> str:
     return f"left {status.job_id}; it goes on while its `windlass run` does, and {end}"
 
 
-@click.command()
+@click.command(cls=Verb)
 @job_argument
-@click.option("--timeout", metavar="TIME", help="give up waiting after this; the job goes on")
+@click.option(
+    "--timeout",
+    metavar="TIME",
+    help="Stop waiting after this time, such as 5m (default: no limit)",
+)
 @json_option
 def wait(job_text: str, timeout: str | None, as_json: bool) -> int:
     """Wait until JOB has ended.
 
-    Exits 0 if it succeeded, 1 if it failed, 3 if it could not start, if its end is not known, or if the wait
-    timed out.
+    Exits 0 if JOB succeeded and 1 if it failed. Exits 3 if it could not start, if its end is unknown, or if
+    the wait timed out. A timeout does not end the job.
     """
     timeout_s = None if timeout is None else _read_timeout(timeout)
     job = find_job(job_text, load_settings())
@@ -99,14 +104,14 @@ def _say_waiting(job: Job, waited_s: float) -> None:
     say(f"waiting for {job.id}, {render_seconds(waited_s)} so far: {line}")
 
 
-@click.command("port-forward")
+@click.command("port-forward", cls=Verb)
 @job_argument
 @click.argument("port_text", metavar="PORT")
 def port_forward(job_text: str, port_text: str) -> int:
-    """Lead PORT of this machine to the same port of JOB's node 0, until Ctrl-C; LOCAL:PORT to another.
+    """Forward PORT of this machine to the same port of node 0 of JOB, until Ctrl-C.
 
-    JOB may be a compute. Where nodes are processes of this machine, nothing has to be led: the address is
-    printed. Ray's dashboard is PORT 8265.
+    LOCAL:PORT forwards another local port. JOB may be a compute. If the nodes are processes of this machine,
+    the address is printed and nothing is forwarded. The dashboard of Ray is port 8265.
     """
     local_port, port = read_ports(port_text)
     job = find_job(job_text, load_settings())

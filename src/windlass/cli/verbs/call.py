@@ -12,6 +12,7 @@ from windlass.cli.argument_values import read_blind
 from windlass.cli.error_output import say_verdict
 from windlass.cli.flags import json_option, place_flags, place_options
 from windlass.cli.show import print_json
+from windlass.cli.verb_table import Verb
 from windlass.cli.verbs import result
 from windlass.client.compute.deploy.deployment import get
 from windlass.client.jobs.job import Job
@@ -22,17 +23,19 @@ from windlass.wire.status import Phase
 
 
 @click.command(
-    "call", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+    "call",
+    cls=Verb,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.argument("name", metavar="NAME[.METHOD]")
 @click.argument("words", metavar="[ARG...] [--KEY VALUE...]", nargs=-1, type=click.UNPROCESSED)
 @place_options
 @json_option
 def call(name: str, words: tuple[str, ...], as_json: bool) -> int:
-    """Call what was deployed under NAME and print what every rank returned.
+    """Call a deployed function or method, and print what each rank returned.
 
-    Flags of Windlass come before NAME. Everything after it goes to the function: Python values (3, 0.5,
-    [1, 2], None), anything else as text. Exits 0 if it returned, 1 if it failed.
+    Flags of Windlass come before NAME. Everything after NAME is passed to the function: Python values such as
+    3, 0.5, [1, 2] or None, and anything else as text. Exits 0 if the call returned and 1 if it failed.
     """
     args, kwargs = read_blind(words)
     remote = _find(name)

@@ -7,6 +7,7 @@ import click
 from windlass import names
 from windlass.cli.flags import jobs_argument, json_option, load_settings
 from windlass.cli.show import print_json
+from windlass.cli.verb_table import Verb
 from windlass.client.jobs.find_jobs import find_job, list_jobs_here
 from windlass.client.jobs.job import Job
 from windlass.client.terminal import say
@@ -17,14 +18,15 @@ from windlass.wire.status import JobStatus
 _TIMEOUT_S = 120.0
 
 
-@click.command()
+@click.command(cls=Verb)
 @jobs_argument(required=True)
-@click.option("--now", is_flag=True, help="SIGKILL at once, without asking first")
+@click.option("--now", is_flag=True, help="Send SIGKILL immediately, without SIGTERM first")
 @json_option
 def cancel(job_texts: tuple[str, ...], now: bool, as_json: bool) -> int:
-    """End each JOB: its ranks get SIGTERM, and SIGKILL after the job's grace.
+    """Cancel each JOB, and wait until all have ended.
 
-    Returns when all have ended. Cancelling a job that has ended already is not an error.
+    The ranks receive SIGTERM, and SIGKILL after the job's --grace time. Cancelling a job that has already
+    ended is not an error.
     """
     settings = load_settings()
     jobs = [find_job(text, settings) for text in job_texts]  # an unknown one ends nothing
@@ -56,12 +58,15 @@ def _say_waiting(job: Job, waited_s: float) -> None:
     say(f"waiting {waited_s:.0f} s for {left} rank(s) of {job.id} to stop; --now kills them")
 
 
-@click.command()
+@click.command(cls=Verb)
 @jobs_argument(required=False)
-@click.option("--ended", is_flag=True, help="all jobs of this machine that have ended")
+@click.option("--ended", is_flag=True, help="Remove all ended jobs of this machine")
 @json_option
 def rm(job_texts: tuple[str, ...], ended: bool, as_json: bool) -> None:
-    """Remove each JOB with its logs and results; the ids that are gone are printed."""
+    """Remove each ended JOB with its logs and results.
+
+    Prints the IDs of the removed jobs.
+    """
     settings = load_settings()
     if not job_texts and not ended:
         raise SpecError(

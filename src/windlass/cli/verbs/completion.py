@@ -10,6 +10,7 @@ import sys
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
+from windlass.cli.verb_table import Verb
 from windlass.client.terminal import is_terminal, say
 
 _VARIABLE = "_WINDLASS_COMPLETE"
@@ -25,11 +26,13 @@ _WHERE = {
 }
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.argument("shell", metavar="SHELL", type=click.Choice(list(_SHELLS)))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the completion script of a SHELL: bash, zsh or fish.
+    """Print the completion script of SHELL, which is bash, zsh or fish.
+
+    Add one of these lines to the startup file of your shell:
 
     \b
     eval "$(windlass completion bash)"      # in ~/.bashrc

@@ -30,16 +30,19 @@ _WIDEST = 40
 @click.group(cls=NearGroup, invoke_without_command=True)
 @click.pass_context
 def compute(ctx: click.Context) -> None:
-    """List, end and resize computes: the warm nodes that `Compute` brings up and calls run on."""
+    """List, end and resize computes, the warm nodes that `Compute` starts and calls run on."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
 
-@compute.command(short_help="List the computes that are up.")
+@compute.command(short_help="List running computes.")
 @place_options
 @json_option
 def ls(as_json: bool) -> None:
-    """List the computes that are up: here, and where a Compute would start now."""
+    """List running computes.
+
+    Searches this machine and the place where a Compute would start now.
+    """
     computes = [living for where in places(place_flags()) for living in list_living(where)]
     if as_json:
         print_json([_make_record(living) for living in computes])
@@ -87,7 +90,10 @@ def _make_record(living: LiveCompute) -> dict[str, Any]:
 @place_options
 @json_option
 def calls(text: str, as_json: bool) -> None:
-    """List the last calls on the compute NAME, newest first: windlass logs ID, result ID, cancel ID."""
+    """List the last calls on the compute NAME, newest first.
+
+    Pass the ID of a call to `windlass logs`, `result` or `cancel`.
+    """
     living = look(find_living(text, places(place_flags())))
     newest = list(reversed(living.calls))
     if as_json:
@@ -101,16 +107,23 @@ def calls(text: str, as_json: bool) -> None:
         say(living.why or f"nothing was called on {living.name} yet")
 
 
-@compute.command(short_help="End computes: their calls, their ranks, their nodes.")
+@compute.command(short_help="End computes with their calls and nodes.")
 @click.argument("texts", metavar="NAME...", nargs=-1)
 @click.option(
-    "--all", "-a", "is_all", is_flag=True, help="all of your own that `windlass compute ls` shows"
+    "--all",
+    "-a",
+    "is_all",
+    is_flag=True,
+    help="End all of your computes that `windlass compute ls` shows",
 )
-@click.option("--yes", "-y", is_flag=True, help="do not ask")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation")
 @place_options
 @json_option
 def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
-    """End each compute NAME: its calls, its ranks, its nodes. The ids that are gone are printed."""
+    """End each compute NAME with its calls, ranks and nodes.
+
+    Prints the IDs of the ended computes.
+    """
     wheres = places(place_flags())
     if is_all == bool(texts):
         raise SpecError("which compute?", hint="windlass compute rm NAME..., or --all")
@@ -148,16 +161,17 @@ def _ask(computes: list[FoundCompute]) -> None:
         raise click.Abort
 
 
-@compute.command(short_help="Give a compute more nodes, or fewer.")
+@compute.command(short_help="Change the number of nodes of a compute.")
 @click.argument("text", metavar="NAME")
 @click.argument("num_nodes", metavar="N", type=click.IntRange(min=1))
 @place_options
 @json_option
 def scale(text: str, num_nodes: int, as_json: bool) -> None:
-    """Resize the compute NAME to N nodes. Node 0 stays; the last ones go first.
+    """Resize the compute NAME to N nodes. The last nodes are removed first, and node 0 stays.
 
-    New nodes are on their way when this returns, and join while calls run. On this machine they have no
-    secrets, since those were never written down: if there are any, call .distribute(workers=N) in Python.
+    Returns while new nodes are still starting. They join while calls run. New nodes on this machine get no
+    secrets, because secrets are never stored. If the compute has secrets, call .distribute(workers=N) in
+    Python instead.
     """
     living = find_living(text, places(place_flags()))
     before = look(living)

@@ -10,7 +10,7 @@ import click
 from windlass import __version__, names
 from windlass.cli.flags import json_option, load_settings
 from windlass.cli.show import print_json, print_table
-from windlass.cli.verb_table import NearGroup
+from windlass.cli.verb_table import NearGroup, Verb
 from windlass.client.terminal import say
 from windlass.settings import SETTINGS, start_folder
 
@@ -19,10 +19,16 @@ from windlass.settings import SETTINGS, start_folder
 @json_option
 @click.pass_context
 def config(ctx: click.Context, as_json: bool) -> None:
-    """Show the settings that apply in this folder, or set one for the project.
+    """Show the settings in effect in this folder, and the source of each.
 
-    Flags win over variables, variables over windlass.toml (or [tool.windlass] in pyproject.toml) here or
-    above, that over the user's config.toml, and that over the default.
+    Sources, from the highest priority to the lowest:
+
+    \b
+    1. flags
+    2. environment variables
+    3. windlass.toml, or [tool.windlass] in pyproject.toml, here or above
+    4. config.toml of the user
+    5. defaults
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -44,20 +50,20 @@ def config(ctx: click.Context, as_json: bool) -> None:
     print_table(
         ("SETTING", "VALUE", "FROM", "MEANING"),
         [
-            (s.name, _render(settings.value(s.name)), settings.origin(s.name), s.help)
+            (s.name, _render(settings.value(s.name)), settings.origin(s.name), s.description)
             for s in SETTINGS
         ],
     )
 
 
-@config.command("set", short_help="Set a setting for this project.")
+@config.command("set", short_help="Change a setting of this project.")
 @click.argument("name", metavar="NAME")
 @click.argument("value", metavar="VALUE")
 def set_value(name: str, value: str) -> None:
-    """Write NAME = VALUE into the project's windlass.toml.
+    """Write NAME = VALUE into the windlass.toml of the project.
 
-    The file is the nearest one here or above. If there is none, it is made in the project's folder: the
-    nearest one with .git, pyproject.toml or setup.py, else this one.
+    Changes the nearest windlass.toml here or above. If there is none, creates one in the project's folder.
+    That is the nearest folder with .git, pyproject.toml or setup.py, or else the current folder.
     """
     from windlass.bundle.select import find_root
     from windlass.settings.writing import set_in_project
@@ -77,7 +83,7 @@ def _render(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-@click.command()
+@click.command(cls=Verb)
 @json_option
 def version(as_json: bool) -> None:
     """Print the version."""

@@ -10,6 +10,7 @@ import click
 from windlass import names
 from windlass.cli.flags import json_option
 from windlass.cli.show import print_json, shorten
+from windlass.cli.verb_table import Verb
 from windlass.client.terminal import clean, one_line, paint, say, wants_colour
 from windlass.conformance.case_result import FAILED, PASSED, SKIPPED, CaseResult
 from windlass.settings import read_settings_here
@@ -47,27 +48,35 @@ class _Table:
         self._out.flush()
 
 
-@click.command()
-@click.option("-e", "--engine", metavar="NAME", help="the engine to look at")
-@click.option("--image", metavar="TEXT", help="the pods' image, with Python and torch in it")
+@click.command(cls=Verb)
+@click.option("-e", "--engine", metavar="NAME", help="Engine to test (default: from the settings)")
 @click.option(
-    "--namespace", metavar="NAME", help="a namespace without jobs; empty: one is made for the run"
+    "--image",
+    metavar="NAME:TAG",
+    help="Image of the pods, with Python and torch (default: from the settings)",
 )
-@click.option("--context", metavar="NAME", help="the kubeconfig context; empty: the current one")
+@click.option(
+    "--namespace", metavar="NAME", help="Namespace without jobs (default: a new one for the run)"
+)
+@click.option("--context", metavar="NAME", help="Kubeconfig context (default: the current context)")
 @click.option(
     "--shared-claim",
     "claim",
     metavar="NAME",
     default="",
-    help="a ReadWriteMany claim in the namespace; empty: one of the default class, for the run",
+    help="ReadWriteMany claim in the namespace (default: a new one of the default storage class)",
 )
-@click.option("-k", "keyword", metavar="EXPR", default="", help="only cases whose name matches")
-@click.option("--all", "runs_all", is_flag=True, help="also cases that hardly depend on the engine")
+@click.option(
+    "-k", "keyword", metavar="EXPR", default="", help="Run only cases with names that match"
+)
+@click.option(
+    "--all", "runs_all", is_flag=True, help="Run cases that hardly depend on the engine too"
+)
 @json_option
 def conformance(
     claim: str, keyword: str, runs_all: bool, as_json: bool, **flags: str | None
 ) -> int:
-    """Run the contract suite on an engine: what Windlass promises, case by case, on your own cluster.
+    """Run the contract tests on an engine, to check what Windlass promises on your own cluster.
 
     Needs pytest: pip install 'windlass[conformance]'. Exits 1 if a case failed.
     """

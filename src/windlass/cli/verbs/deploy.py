@@ -10,21 +10,22 @@ import click
 from windlass import records
 from windlass.cli.flags import json_option, load_settings, place_options
 from windlass.cli.show import print_json
+from windlass.cli.verb_table import Verb
 from windlass.client.jobs.target import find_script
 from windlass.settings import Settings
 from windlass.settings.table import BY_NAME
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.argument("script", metavar="SCRIPT.py[::NAME]")
-@click.option("--replace", is_flag=True, help="end apps of the same name that still run")
+@click.option("--replace", is_flag=True, help="End running apps of the same name first")
 @place_options
 @json_option
 def deploy(script: str, replace: bool, as_json: bool) -> None:
-    """Import SCRIPT.py and bring up each decorated function and class and each app in it.
+    """Deploy the decorated functions and classes and the apps of SCRIPT.py, which is imported.
 
-    As each comes up, a line on stdout says its name, what it is and where. A decorated function can then
-    be called from anywhere by its name: windlass.get(NAME).
+    Prints a line with name, kind and address for each. A deployed function can be called from anywhere with
+    windlass.get(NAME).
     """
     set_place(load_settings())
     deploy_script(script, replace=replace, as_json=as_json)

@@ -10,6 +10,7 @@ import click
 from windlass import names, records
 from windlass.cli.flags import json_option
 from windlass.cli.show import print_json
+from windlass.cli.verb_table import Verb
 from windlass.client.terminal import clean, one_line, paint, say, wants_colour
 from windlass.engines.engine_table import check_engine_name, has_pods
 from windlass.errors import SpecError
@@ -23,20 +24,29 @@ if TYPE_CHECKING:
 _COLOURS = {"ok": 32, "warn": 33, "missing": 31}
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.option(
-    "-e", "--engine", metavar="NAME", help="look at what this engine runs on; with --role also A,B"
+    *("-e", "--engine"),
+    metavar="NAME",
+    help="Check only what this engine runs on, or A,B with --role",
 )
-@click.option("--context", metavar="NAME", help="the kubeconfig context; empty: the current one")
-@click.option("--namespace", metavar="NAME", help="the namespace; empty: the context's own")
-@click.option("--image", metavar="NAME:TAG", help="the image for --deep")
-@click.option("--deep", is_flag=True, help="run two small pods: DNS, ports, bandwidth, versions")
-@click.option("--role", is_flag=True, help="print the Role that users of the engines need, as YAML")
+@click.option("--context", metavar="NAME", help="Kubeconfig context (default: the current context)")
+@click.option(
+    "--namespace", metavar="NAME", help="Namespace (default: the namespace of the context)"
+)
+@click.option(
+    "--image", metavar="NAME:TAG", help="Image of the pods of --deep (default: from the settings)"
+)
+@click.option(
+    "--deep", is_flag=True, help="Start two small pods to check DNS, ports, bandwidth and versions"
+)
+@click.option("--role", is_flag=True, help="Print the Role that users of the engines need, as YAML")
 @json_option
 def doctor(as_json: bool, deep: bool, role: bool, **flags: str | None) -> int:
-    """Look at this machine and the ranks' Python, or with -e kubernetes at a cluster and your rights in it.
+    """Check this machine and the Python of the ranks.
 
-    Exits 3 if something is missing that all jobs need.
+    With -e kubernetes, check the cluster and your rights in it instead. Exits 3 if something is missing that
+    every job needs.
     """
     settings = read_settings_here(flags)
     if role:

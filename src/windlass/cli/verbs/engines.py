@@ -7,17 +7,23 @@ import click
 from windlass import records
 from windlass.cli.flags import json_option
 from windlass.cli.show import print_json, print_table
+from windlass.cli.verb_table import Verb
 from windlass.client.terminal import one_line
 from windlass.observe.engine_list import list_engines
 from windlass.settings import read_settings_here
 
 
-@click.command()
-@click.option("--context", metavar="NAME", help="the kubeconfig context; empty: the current one")
-@click.option("--namespace", metavar="NAME", help="the namespace; empty: the context's own")
+@click.command(cls=Verb)
+@click.option("--context", metavar="NAME", help="Kubeconfig context (default: the current context)")
+@click.option(
+    "--namespace", metavar="NAME", help="Namespace (default: the namespace of the context)"
+)
 @json_option
 def engines(as_json: bool, **flags: str | None) -> None:
-    """List the engines: what their nodes are, what they need, the version found, what they can do."""
+    """List the engines.
+
+    Shows the nodes, requirements, detected version and features of each.
+    """
     settings = read_settings_here(flags)
     rows = list(list_engines(settings))
     if as_json:

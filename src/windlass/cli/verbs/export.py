@@ -26,27 +26,27 @@ from windlass.kube.objects.manifests import first_piece
 from windlass.settings import start_folder
 
 
-@click.command(cls=TargetCommand, epilog="Words after TARGET go to it; after -- they all do.")
+@click.command(cls=TargetCommand)
 @export_options
 @click.option(
     "--plain",
     is_flag=True,
-    help="the engine's own kind of object and launcher (torchrun), no Windlass inside",
+    help="Print the engine's own kind of object with torchrun as launcher, without Windlass",
 )
 @click.option(
     "--operator",
     "version",
     default="",
     metavar="X.Y",
-    help="the operator's version, for --plain: older ones want other fields",
+    help="Version of the operator, for --plain (default: the newest)",
 )
 @click.option(
     "--split",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="write train-rdzv.yaml and stateful-set.yaml into DIR (only -e statefulset)",
+    help="Write train-rdzv.yaml and stateful-set.yaml into DIR, for -e statefulset only",
 )
-@click.option("--with-keys", is_flag=True, help="print private keys too")
+@click.option("--with-keys", is_flag=True, help="Print private keys too")
 @json_option
 def export(
     words: SplitWords,
@@ -57,7 +57,10 @@ def export(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Print what the engine would start for TARGET, as YAML documents; start nothing."""
+    """Print the objects that the engine would create for TARGET, as YAML.
+
+    Nothing is started. TARGET is script.py, file.py::function, -m module or any command.
+    """
     prepared = prepare_words(words, detach=True, flags=given_flags(options))
     is_plain_already = only_exports(prepared.engine.name)
     wants_job = plain and not is_plain_already

@@ -15,6 +15,7 @@ import click
 
 from windlass.cli.flags import json_option
 from windlass.cli.show import print_json
+from windlass.cli.verb_table import Verb
 from windlass.client.compute.resources.image import Image, render_dockerfile
 from windlass.errors import SpecError, WindlassError
 from windlass.near_names import did_you_mean
@@ -22,15 +23,20 @@ from windlass.near_names import did_you_mean
 RECIPES = "recipes"
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.argument("target", metavar="FILE.py[::NAME]|recipes")
 @json_option
 def image(target: str, as_json: bool) -> None:
     """Print the Dockerfile of an Image, or of the image of a Compute, in FILE.py.
 
-    NAME is the variable that holds it; it may be left out where there is only one. FILE.py is imported.
-    Build it in the project's folder: windlass image train.py | docker build -f - -t NAME:TAG .
-    `recipes` is the image for windlass.recipes, with both at the paths that guides have.
+    FILE.py is imported. NAME is the variable that holds the image. It is only needed if FILE.py has several
+    images. `recipes` prints the Dockerfile for windlass.recipes, with both recipes at the paths
+    that the guides use.
+
+    Build the image in the folder of the project:
+
+    \b
+    windlass image train.py | docker build -f - -t NAME:TAG .
     """
     if target == RECIPES:
         text = (files("windlass") / RECIPES / "Dockerfile").read_text(encoding="utf-8")

@@ -15,6 +15,7 @@ import click
 
 from windlass.cli.flags import job_argument, json_option, load_settings
 from windlass.cli.show import print_json_line
+from windlass.cli.verb_table import Verb
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.job import Job
 from windlass.client.terminal import clean, render_line, say, wants_colour
@@ -26,14 +27,22 @@ from windlass.wire.status import JobStatus, Phase
 _FIRST_UNIX_S = 1e9  # a number this large is a point in time, not a span
 
 
-@click.command()
+@click.command(cls=Verb)
 @job_argument
-@click.option("--follow", "-f", is_flag=True, help="go on until the job has ended")
-@click.option("--rank", type=int, metavar="N", help="of one rank only, without its prefix")
-@click.option("--node", type=int, metavar="N", help="of one node's ranks only")
-@click.option("--attempt", type=int, metavar="N", help="of one attempt only")
-@click.option("--since", metavar="TIME", help="5m ago or later; or 2026-01-31T12:00, or Unix time")
-@click.option("--grep", metavar="RE", help="lines in which the regular expression is found")
+@click.option("--follow", "-f", is_flag=True, help="Keep following until the job ends")
+@click.option(
+    "--rank", type=int, metavar="N", help="Print one rank only, without the prefix of each line"
+)
+@click.option("--node", type=int, metavar="N", help="Print the ranks of one node only")
+@click.option(
+    "--attempt", type=int, metavar="N", help="Print one attempt only (default: all attempts)"
+)
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Print lines since 5m (ago), 2026-01-31T12:00 or Unix seconds",
+)
+@click.option("--grep", metavar="RE", help="Print lines that match a regular expression")
 @json_option
 def logs(
     job_text: str,
@@ -45,7 +54,7 @@ def logs(
     grep: str | None,
     as_json: bool,
 ) -> None:
-    """Print what the ranks of JOB wrote, in order of time."""
+    """Print the output of the ranks of JOB, in order of time."""
     _check_grep(grep)
     since_s = None if since is None else read_since(since, now_s=time.time())
     job = find_job(job_text, load_settings())

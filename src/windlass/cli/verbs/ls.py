@@ -12,6 +12,7 @@ import click
 
 from windlass.cli.flags import json_option, load_settings, place_options
 from windlass.cli.show import print_json, print_table, render_age, shorten
+from windlass.cli.verb_table import Verb
 from windlass.client.jobs.find_jobs import list_jobs
 from windlass.client.jobs.job import Job
 from windlass.client.terminal import one_line, say
@@ -27,12 +28,15 @@ _WIDEST_WORK = 60
 _UNKNOWN = "unknown"  # the phase of a job that does not answer
 
 
-@click.command()
-@click.option("--all", "-a", "show_all", is_flag=True, help="also jobs that ended long ago")
+@click.command(cls=Verb)
+@click.option("--all", "-a", "show_all", is_flag=True, help="List jobs that ended long ago too")
 @place_options
 @json_option
 def ls(show_all: bool, as_json: bool) -> None:
-    """List jobs, newest first: all that have not ended, and the last that have."""
+    """List jobs, newest first.
+
+    Lists all unfinished jobs and the last 20 that ended.
+    """
     jobs, silent = _read_all(list_jobs(load_settings()))
     shown = jobs if show_all else _choose(jobs)
     if as_json:

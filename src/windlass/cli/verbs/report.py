@@ -11,6 +11,7 @@ import click
 from windlass import names, records
 from windlass.cli.flags import complete_jobs, json_option, load_settings, place_options
 from windlass.cli.show import print_json, print_table, render_short
+from windlass.cli.verb_table import Verb
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.terminal import say
 from windlass.engines.engine_table import make_engine
@@ -29,19 +30,22 @@ from windlass.observe.training_report import (
 )
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.argument(
     "places", metavar="JOB|FOLDER...", nargs=-1, required=True, shell_complete=complete_jobs
 )
 @place_options
-@click.option("--png", metavar="FILE", help="draw throughput and efficiency into this file")
+@click.option("--png", metavar="FILE", help="Draw throughput and efficiency into this file")
 @json_option
 def report(places: tuple[str, ...], png: str | None, as_json: bool) -> None:
-    """Compare trainings: throughput, speed-up and efficiency against ideal, MFU, waits, productive time.
+    """Compare the throughput and efficiency of trainings.
 
-    Reads the metrics.jsonl that windlass.train writes into a run's folder. A folder may hold several runs;
-    of a JOB it is the output folder. Ideal is the throughput of the fewest ranks, times the ranks. The
-    first line of each start, which has compilation in it, is left out of the rates where there are two more.
+    Shows throughput, speed-up, efficiency against the ideal, MFU, waits and productive time. The ideal is the
+    throughput of the smallest number of ranks, scaled to the number of ranks.
+
+    Reads the metrics.jsonl that windlass.train writes into the folder of a run. A FOLDER may hold several
+    runs. For a JOB, its output folder is read. Rates leave out the first line of each start, which includes
+    compilation, if at least two more lines follow.
     """
     if png:
         check_can_draw()

@@ -13,6 +13,7 @@ import click
 
 from windlass.cli.flags import job_argument, json_option, load_settings
 from windlass.cli.show import print_json
+from windlass.cli.verb_table import Verb
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.job import make_missing_error
 from windlass.client.terminal import clean
@@ -105,16 +106,17 @@ def _render_one(header: ResultHeader | None, state: str, *, in_full: bool) -> st
     return clean(f"{header.state} {first}{where}", colour=False)
 
 
-@click.command()
+@click.command(cls=Verb)
 @job_argument
-@click.option("--rank", type=int, metavar="N", help="of one rank only, with its whole traceback")
+@click.option("--rank", type=int, metavar="N", help="Print one rank only, with its full traceback")
 @json_option
 def result(job_text: str, rank: int | None, as_json: bool) -> int:
-    """Print what each rank of JOB returned or raised; also of a job that failed.
+    """Print what each rank of JOB returned or raised.
 
-    Nothing is unpickled: values are shown as their repr, or with --json as JSON where possible, in the form
-    that `windlass run --json` prints.
-    Exits 0 if the job succeeded, 1 if it failed, 3 if it could not start or its end is not known.
+    Values are printed as their repr, and are never unpickled. With --json they are printed as JSON where
+    possible, in the form of `windlass run --json`.
+
+    Exits 0 if the job succeeded and 1 if it failed. Exits 3 if it could not start or its end is unknown.
     """
     job = find_job(job_text, load_settings())
     status = job.status()

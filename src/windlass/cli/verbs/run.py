@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 _PLACE = ("engine", "namespace", "context")
 
 
-@click.command(cls=TargetCommand, epilog="Words after TARGET go to it; after -- they all do.")
+@click.command(cls=TargetCommand)
 @setting_options
-@click.option("--detach", is_flag=True, help="start it, print where it is, and leave")
-@click.option("--dry-run", is_flag=True, help="print the plan, start nothing")
-@click.option("--quiet", "-q", is_flag=True, help="show no logs and no progress")
+@click.option("--detach", is_flag=True, help="Start the job, print its address and return")
+@click.option("--dry-run", is_flag=True, help="Print the plan and start nothing")
+@click.option("--quiet", "-q", is_flag=True, help="Show no logs and no progress")
 @json_option
 def run(
     words: SplitWords,
@@ -46,7 +46,10 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Run TARGET on every rank: script.py, file.py::function, -m module, or any command."""
+    """Run TARGET on every rank.
+
+    TARGET is script.py, file.py::function, -m module or any command.
+    """
     try:
         prepared = prepare_words(words, detach=detach, flags=given_flags(options))
     except SpecError:

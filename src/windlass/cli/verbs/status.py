@@ -11,6 +11,7 @@ import click
 from windlass import names, records
 from windlass.cli.flags import job_argument, json_option, load_settings
 from windlass.cli.show import print_json, print_pairs, render_age, render_clock, render_span
+from windlass.cli.verb_table import Verb
 from windlass.client.compute.nodes.idle_computes import explain_by
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.live_view import render_progress
@@ -23,11 +24,14 @@ from windlass.wire.status import JobStatus
 _MAX_NODES = 32
 
 
-@click.command()
+@click.command(cls=Verb)
 @job_argument
 @json_option
 def status(job_text: str, as_json: bool) -> None:
-    """Show the state of JOB: phase, nodes, ranks, progress, verdict, timeline."""
+    """Show the state of JOB.
+
+    Prints its phase, nodes, ranks, progress, verdict and timeline.
+    """
     job = find_job(job_text, load_settings())
     known = job.status()
     if as_json:
@@ -111,11 +115,11 @@ def _render_nodes(status: JobStatus) -> str:
     return "\n".join(lines)
 
 
-@click.command()
+@click.command(cls=Verb)
 @job_argument
 @json_option
 def why(job_text: str, as_json: bool) -> None:
-    """Say in one sentence why JOB is pending, what it waits for, or why it failed."""
+    """Explain in one sentence why JOB is pending, what it waits for, or why it failed."""
     settings = load_settings()
     job = find_job(job_text, settings)
     status = explain_by(job.ref, settings)(job.status())
