@@ -1,31 +1,31 @@
-"""The error tree, one family a culprit. Each error says what to do next.
+"""Errors of Windlass, grouped by cause. Each error has a hint with the next action.
 
     WindlassError
-      SpecError         you: what was asked cannot be done as it was asked
-        BundleError       files or objects that cannot or must not travel
-      JobError          your code: it ran and did not succeed
-        RankFailed        a rank raised something that could not be rebuilt here, was killed, or left early
-        RemoteError       a value or an exception came back that this process cannot rebuild
-        JobTimeout        the job's own time limit
-        JobCancelled      somebody asked for it
-        StepFailed        a step of an image did not succeed on a node
-      NodeLost          the machine: a node went away
-      EngineError       us, or what we run on
-        EngineMissing     the cluster lacks what the engine needs
-        JobNotFound       no such job here
-        WaitTimeout       the wait ended, the job goes on
-        KeysReplaced      what was submitted from here has other keys now
-        ProtocolError     a peer speaks another version, or not our language
+      SpecError         the request is invalid
+        BundleError       files or objects cannot or must not travel
+      JobError          the user's code ran and failed
+        RankFailed        a rank was killed, exited early, or raised an error that cannot be rebuilt
+        RemoteError       a value or an exception cannot be rebuilt in this process
+        JobTimeout        the job reached its time limit
+        JobCancelled      a user or client cancelled the job
+        StepFailed        a step of an image failed on a node
+      NodeLost          a node was lost
+      EngineError       Windlass or its platform failed
+        EngineMissing     the cluster lacks an operator or version
+        JobNotFound       the job is unknown here
+        WaitTimeout       the wait ended before the job
+        KeysReplaced      the job has other keys than those kept here
+        ProtocolError     a peer uses another protocol or version
 
-`hint` is the next thing to type; `retryable` says whether the same call may succeed later.
-Standard library only; imported by everything.
+`hint` is the next action. `retryable` is True if the same call may succeed later. Every module imports this
+one, so it uses only the standard library.
 """
 
 from __future__ import annotations
 
 
 class WindlassError(Exception):
-    """Root of all errors Windlass raises itself."""
+    """Base class of all errors that Windlass raises."""
 
     exit_code = 3
     retryable = False
@@ -52,71 +52,71 @@ def _rebuild(
 
 
 class SpecError(WindlassError):
-    """What was asked cannot be done as it was asked."""
+    """The request is invalid or cannot be fulfilled as given."""
 
     exit_code = 2
 
 
 class BundleError(SpecError):
-    """Files or objects that cannot, or must not, travel."""
+    """Files or objects cannot or must not travel."""
 
 
 class JobError(WindlassError):
-    """The job ran and did not succeed."""
+    """The job ran and failed."""
 
     exit_code = 1
 
 
 class RankFailed(JobError):
-    """A rank raised, was killed or left early; the verdict says which and why."""
+    """A rank raised, was killed or exited early. The verdict names the rank and the cause."""
 
 
 class RemoteError(JobError):
-    """Something came back that this process cannot rebuild; it names the type."""
+    """A returned value or exception cannot be rebuilt in this process. The message names its type."""
 
 
 class JobTimeout(JobError):
-    """The job's own time limit ended it."""
+    """The job reached its time limit."""
 
 
 class JobCancelled(JobError):
-    """Somebody cancelled the job, or its client went away."""
+    """A user cancelled the job, or its client disconnected."""
 
 
 class StepFailed(JobError):
-    """A step of an image (pip_install, run) did not succeed on a node; it is run again next time."""
+    """A step of an image (pip_install, run) failed on a node. The next call runs it again."""
 
 
 class NodeLost(WindlassError):
-    """A node went away: its agent died or its machine did."""
+    """A node was lost, because its agent or its machine died."""
 
     exit_code = 1
     retryable = True
 
 
 class EngineError(WindlassError):
-    """The engine, or what it runs on, did not do its part."""
+    """The engine or its platform failed."""
 
 
 class EngineMissing(EngineError):
-    """The cluster lacks what the engine needs: an operator, or a version of one."""
+    """The cluster lacks an operator that the engine needs, or has the wrong version of it."""
 
 
 class JobNotFound(EngineError):
-    """There is no such job here."""
+    """The job is unknown here."""
 
     exit_code = 2
 
 
 class WaitTimeout(EngineError):
-    """The wait ended before the job did; the job goes on."""
+    """The wait timed out before the job ended. The job continues."""
 
     retryable = True
 
 
 class KeysReplaced(EngineError):
-    """A job that was submitted from here has other keys now: somebody has replaced them."""
+    """The keys of a job that was submitted from here have been replaced."""
 
 
 class ProtocolError(EngineError):
-    """A peer speaks another version, or not our language at all."""
+    """A peer uses another version of the protocol, or another protocol."""

@@ -1,11 +1,12 @@
-"""Threads of torch that exchange tensors, at the end of a program: they let go before the interpreter does.
+"""Exit handler that waits for torch's threads that exchange tensors.
 
-A collective of gloo is over for its caller when the values are there; the thread that did it lets go of the
-tensor a moment later, and needs the interpreter for that. One that is late, on a busy machine, finds an
-interpreter that is ending already, and is ended in the middle of C++: "terminate called without an active
-exception", SIGABRT, a rank that has done all its work counts as failed. So an exit handler waits until these
-threads rest. One that rests inside a collective, because its peers are not there, is not waited for.
-Runs in users' processes: standard library only.
+A gloo collective returns to its caller as soon as the values have arrived. The thread that ran it releases
+the tensor a moment later, which needs the interpreter. On a busy machine the interpreter may already be
+shutting down. It then ends that thread inside C++ code: "terminate called without an active exception",
+SIGABRT, and a rank that finished its work counts as failed.
+
+The exit handler therefore waits until these threads are idle. A thread that waits inside a collective for
+absent peers counts as idle. This module runs in users' processes, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ import threading
 import time
 from collections.abc import Iterator
 
-_TASKS = "/proc/self/task"  # Linux alone has it; elsewhere nothing is waited for
-_NAME = b"(pt_gloo_runloop"  # as torch calls them
+_TASKS = "/proc/self/task"  # only on Linux, other systems do not wait
+_NAME = b"(pt_gloo_runloop"  # torch's name for these threads
 _NAMED_SINCE = (2, 11)
-_AT_WORK = (b"R", b"D")  # running or to run, waiting for a disk
+_AT_WORK = (b"R", b"D")  # running or runnable, waiting for a disk
 _LIMIT_S = 30.0
-_UNNAMED_LIMIT_S = 2.0  # others may be among them, which spin while they have nothing to do
+_UNNAMED_LIMIT_S = 2.0  # short, because other threads that spin while idle may be among them
 _FIRST_S, _LONGEST_S = 0.0005, 0.01
 
 
 def wait_for_exchange_threads() -> None:
-    """Return when every such thread has rested twice in a row, and at once where there is none."""
+    """Wait until all such threads were idle twice in a row. Return immediately if there are none."""
     version = _read_torch_version()
     if version is None:
         return
@@ -38,14 +39,14 @@ def wait_for_exchange_threads() -> None:
         states = list(_read_states(is_named=is_named))
         if not states:
             return
-        # resting may be waiting for the interpreter, which others get while this one sleeps
+        # An idle thread may be waiting for the interpreter, which it can get during this sleep.
         num_rests = 0 if any(state in _AT_WORK for state in states) else num_rests + 1
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_S)
 
 
 def _read_torch_version() -> tuple[int, ...] | None:
-    """None where nobody has loaded what exchanges."""
+    """Return torch's version, or None if torch.distributed is not loaded."""
     if "torch.distributed.distributed_c10d" not in sys.modules:
         return None
     text = str(getattr(sys.modules.get("torch"), "__version__", ""))
@@ -54,9 +55,9 @@ def _read_torch_version() -> tuple[int, ...] | None:
 
 
 def _read_states(*, is_named: bool) -> Iterator[bytes]:
-    """What each of the threads is doing, by the letter that the system has for it.
+    """Yield the system's state letter of each thread.
 
-    Where torch has no name for them, of all threads that Python does not know.
+    If torch does not name its threads, include all threads that Python does not know.
     """
     known = {str(thread.native_id) for thread in threading.enumerate()}
     try:
@@ -64,7 +65,7 @@ def _read_states(*, is_named: bool) -> Iterator[bytes]:
     except OSError:
         return
     for task in tasks:
-        with contextlib.suppress(OSError):  # one that has just ended
+        with contextlib.suppress(OSError):  # the thread has just ended
             with open(f"{_TASKS}/{task}/stat", "rb") as file:
                 name, _, rest = file.read().rpartition(b")")
             if name.endswith(_NAME) if is_named else task not in known:

@@ -1,18 +1,19 @@
-"""The name that was probably meant, for the hints of errors: "did you mean nodes?".
+"""Suggestions for misspelled names in the hints of errors: "did you mean nodes?".
 
-Pure. Every error about a name that does not exist takes its hint from here, so all of them read alike.
+Every error about an unknown name takes its hint from here, so that all of them read alike. This module
+performs no I/O.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-ALIKE = 0.6  # how much alike two names must be to be taken for each other, from 0 to 1
+ALIKE = 0.6  # minimum similarity of a suggestion, from 0 to 1
 
 
 def nearest(name: str, known: Iterable[str], *, alike: float = ALIKE) -> str:
-    """The known name that is most like `name`; empty if none is."""
-    from difflib import get_close_matches  # errors only
+    """Return the known name that is most similar to `name`, or an empty text if none is."""
+    from difflib import get_close_matches  # imported here, because only errors need it
 
     return next(iter(get_close_matches(name, known, n=1, cutoff=alike)), "")
 
@@ -25,9 +26,9 @@ def did_you_mean(
     show: Callable[[str], object] = str,
     alike: float = ALIKE,
 ) -> str:
-    """A hint with the known name that is most like `name`, written as `show` writes it.
+    """Return a hint with the known name that is most similar to `name`, formatted by `show`.
 
-    `otherwise` is the hint where no name is alike; empty: one that lists all known names.
+    If no name is similar, return `otherwise` (default: a list of all known names).
     """
     known = tuple(known)
     near = nearest(name, known, alike=alike)

@@ -1,7 +1,7 @@
-"""Processes of this machine: which descend from which, and how to end them all.
+"""Processes of this machine: their parents and descendants, and functions to end them all.
 
-The kernel's tools only: subreaper, parent-death signal, /proc. Where they are missing (macOS) process
-groups do what they can. Knows nothing of ranks or jobs.
+Uses only the kernel's tools: subreaper, parent-death signal and /proc. Systems without them (macOS) use
+process groups. This module knows nothing about ranks or jobs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def become_subreaper() -> bool:
-    """Orphaned grandchildren become children of this process instead of init's."""
+    """Make orphaned grandchildren children of this process instead of init. Return whether it worked."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 @contextlib.contextmanager
 def not_reaping() -> Iterator[None]:
-    """Let grandchildren that are orphaned now become init's. Only for a subreaper, and not for long."""
+    """Let grandchildren that are orphaned now become children of init. Use only briefly, in a subreaper."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 0)
     try:
         yield
@@ -43,14 +43,14 @@ def not_reaping() -> Iterator[None]:
 
 
 def die_with_parent(parent: int, signum: int) -> None:
-    """Get `signum` when `parent` ends, however it ends."""
+    """Receive `signum` when `parent` ends for any reason."""
     _prctl(_PR_SET_PDEATHSIG, signum)
-    if os.getppid() != parent:  # it ended before the call above
+    if os.getppid() != parent:  # the parent ended before the call above
         os.kill(os.getpid(), signum)
 
 
 def count_threads() -> int:
-    """Threads of this process; 1 where the machine does not say."""
+    """Return the number of threads of this process, or 1 if the system does not report it."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
@@ -63,13 +63,13 @@ def _read(path: str) -> bytes:
 
 
 def read_parents() -> dict[int, int]:
-    """Every process of this machine and its parent."""
+    """Return the parent of every process of this machine."""
     parents = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if not entry.isdigit():
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # the name in brackets may itself hold brackets and blanks: fields start after the last one
+            # The name in brackets may contain brackets and blanks, so fields start after the last bracket.
             fields = _read(f"/proc/{entry}/stat").rpartition(b")")[2].split()
             if fields[0] != b"Z":
                 parents[int(entry)] = int(fields[1])
@@ -77,7 +77,7 @@ def read_parents() -> dict[int, int]:
 
 
 def find_descendants(root: int) -> set[int]:
-    """Every live process below `root`, which itself is not counted."""
+    """Return every live process below `root`, without `root` itself."""
     children: dict[int, list[int]] = {}
     for pid, parent in read_parents().items():
         children.setdefault(parent, []).append(pid)
@@ -92,7 +92,7 @@ def find_descendants(root: int) -> set[int]:
 
 
 def read_session(pid: int) -> int:
-    """The session a process is in; 0 when it is gone."""
+    """Return the session of a process, or 0 if it no longer exists."""
     try:
         return int(_read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[3])
     except (OSError, ValueError, IndexError):
@@ -100,7 +100,7 @@ def read_session(pid: int) -> int:
 
 
 def is_marked(pid: int, mark: bytes) -> bool:
-    """Whether a process was started with `mark`, a NAME=value, in its environment."""
+    """Return whether a process was started with `mark`, a NAME=value, in its environment."""
     try:
         return mark in _read(f"/proc/{pid}/environ").split(b"\0")
     except OSError:
@@ -108,19 +108,19 @@ def is_marked(pid: int, mark: bytes) -> bool:
 
 
 def kill(pid: int, signum: int) -> None:
-    """Signal a process that may be gone."""
+    """Send a signal to a process. Do nothing if it no longer exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
 
 
 def kill_group(pid: int, signum: int) -> None:
-    """Signal a process group that may be gone."""
+    """Send a signal to a process group. Do nothing if it no longer exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signum)
 
 
 def kill_descendants(root: int, *, spare: frozenset[int] = frozenset()) -> int:
-    """SIGKILL everything below `root` until nothing is left; how many were killed.
+    """Send SIGKILL to all descendants of `root` until none remains. Return how many were killed.
 
     A process that forks while it is being killed leaves a child for the next round.
     """
@@ -136,7 +136,7 @@ def kill_descendants(root: int, *, spare: frozenset[int] = frozenset()) -> int:
 
 
 def read_oom_kills() -> int:
-    """How many processes the kernel has killed for memory since boot."""
+    """Return how many processes the kernel has killed for lack of memory since boot."""
     try:
         for line in _read("/proc/vmstat").splitlines():
             if line.startswith(b"oom_kill "):
@@ -147,6 +147,6 @@ def read_oom_kills() -> int:
 
 
 def find_marked(mark: str) -> list[int]:
-    """Processes of this user whose environment holds `mark`, a NAME=value."""
+    """Return this user's processes that have `mark`, a NAME=value, in their environment."""
     wanted = mark.encode()
     return [pid for pid in read_parents() if is_marked(pid, wanted)]

@@ -1,22 +1,24 @@
 """JSON of records: one function writes it, and one table of checks reads it.
 
-A record is a frozen dataclass or a `wire.message.Message`. Its fields are its annotations, read as text: its
-module needs `from __future__ import annotations`. The checks of a class are made when it is read first.
+A record is a frozen dataclass or a `wire.message.Message`. Its fields are its annotations, read as text, so
+its module needs `from __future__ import annotations`. The checks of a class are made on first use.
 
 Rules for both:
-- Unknown keys are ignored, so that a newer writer can be read. A field without a default must be there.
-- `str`, `bool` and `int` have exactly this type, and an `int` less than 63 bits. A `Count` is an `int` of at
-  least 0, a `Port` one up to 65535. `Metric` is a scalar or None, `JsonObject` any object, `Any` anything.
-- `tuple`, `frozenset` and `Sequence` (read as a list) are lists in JSON, `Mapping[str, X]` is an object.
-- An enum is read from its value. The `kind` of its class chooses a dataclass out of a union.
+- Unknown keys are ignored, so that data of newer versions can be read. A field without a default is required.
+- `str`, `bool` and `int` must have exactly this type, and an `int` less than 63 bits. A `Count` is an `int`
+  of at least 0, and a `Port` one from 0 to 65535. `Metric` is a scalar or None, `JsonObject` any object, and
+  `Any` anything.
+- `tuple`, `frozenset` and `Sequence` (read as a list) are lists in JSON, and `Mapping[str, X]` is an object.
+- An enum is read from its value. The key `kind` selects a dataclass of a union.
 
 Two rules differ:
 - A dataclass may hold a number that JSON lacks, written as text ("inf", "nan"), and its `float` is always a
-  `float`. The numbers of a message are finite, and a whole one stays an `int`.
-- An error in a dataclass names the outermost one. An error in a message names the innermost record.
+  `float`. The numbers of a message are finite, and a whole number stays an `int`.
+- An error in a dataclass names the outermost dataclass. An error in a message names the innermost record.
 
-Only `parse` limits size and depth: it is for what another process wrote. Standard library only. Ranks and the
-fork server import this, so that `dataclasses` is imported where a dataclass is, and `typing` nowhere.
+Only `parse` limits size and depth, because it reads data of other processes. Ranks and the fork server import
+this module, so it uses only the standard library. It imports `dataclasses` only for a dataclass, and never
+`typing`.
 """
 
 from __future__ import annotations
@@ -35,17 +37,17 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     T = TypeVar("T")
-    Check = Callable[[Any], Any]  # returns the value for the field; raises Unfit
+    Check = Callable[[Any], Any]  # returns the value for the field, or raises Unfit
     TypedCheck = tuple[type | None, Check]  # a value of exactly this type needs no check
-    Field = tuple[str, type | None, Check, bool]  # name, the same two, whether it has a default
+    Field = tuple[str, type | None, Check, bool]  # name, TypedCheck, whether it has a default
     Fields = tuple[Field, ...]
 
-MAX_JSON_BYTES = 64 << 20  # a status of ten thousand ranks has 2 MiB
+MAX_JSON_BYTES = 64 << 20  # a status of ten thousand ranks takes 2 MiB
 MAX_DEPTH = 100
 _MAX_INT = 1 << 62
 _MAX_PORT = (1 << 16) - 1
 
-# Classes that other modules import for type checkers only. Each is loaded with the first value of it.
+# Classes that other modules import for type checkers only. Each is loaded with its first value.
 _LATE = {
     **dict.fromkeys(("CallState", "RankState"), "wire.states"),
     **dict.fromkeys(("ErrorInfo", "Outcome", "ResultHeader"), "wire.results"),
@@ -65,14 +67,14 @@ class Unfit(ValueError):
         super().__init__(f"expected {expected}, found {value!r:.60}")
         self.value = value
         self.expected = expected
-        self.path = ""  # of names of fields, from the class that is read
+        self.path = ""  # path of field names below the class that is read
 
 
 # -- writing -----------------------------------------------------------------------------------
 
 
 def to_json(value: Any) -> Any:
-    """Return the plain JSON form of a value: tuples become lists, numbers that JSON lacks become text."""
+    """Return the plain JSON form of a value. Tuples become lists. Numbers that JSON lacks become text."""
     cls: Any = type(value)
     if cls is str or cls is int or cls is bool or value is None:
         return value
@@ -100,7 +102,7 @@ def _open(value: Any) -> Any:
     return value.given_fields() if hasattr(value, "given_fields") else to_json(value)
 
 
-# made once: json.dumps makes an encoder for each call that has options
+# Created once, because json.dumps makes a new encoder for each call with options.
 encode = json.JSONEncoder(separators=(",", ":"), default=_open).encode
 
 
@@ -147,15 +149,15 @@ def is_deep(value: Any) -> bool:
 
 
 def read(cls: type[T], data: Any) -> T:
-    """Build a dataclass, or one of a union of them, from its JSON form; ProtocolError if it does not fit."""
+    """Build a dataclass, or a member of a union, from its JSON form. Raise ProtocolError if it is invalid."""
     try:
         target: Any = cls
         built: T = _class_check(target)(data)
-    except (TypeError, ValueError) as error:  # a TypeError is of the class itself
+    except (TypeError, ValueError) as error:  # the class itself raises TypeError
         path = getattr(error, "path", "")
         raise ProtocolError(
             f"cannot read {getattr(cls, '__name__', cls)}: {f'{path}: ' if path else ''}{error}",
-            hint="written by another version of Windlass? `windlass doctor` shows the version here",
+            hint="another version of Windlass may have written it; `windlass doctor` shows this version",
         ) from error
     return built
 
@@ -216,7 +218,7 @@ def _has_default(cls: type, name: str) -> bool:
 
 
 def _make_check(text: str, owner: type, is_message: bool) -> TypedCheck:
-    """Return the check for an annotation of `owner`, in whose module the names of classes are looked up."""
+    """Return the check for an annotation. Class names are looked up in the module of `owner`."""
     if text == "float" and not is_message:
         return float, _read_float
     if text in _WORDS:
@@ -251,7 +253,7 @@ def _make_class_check(cls: Any, is_message: bool) -> Check:
         return _make_enum_check(cls)
     if hasattr(cls, "given_fields"):  # a message
         return _make_message_check(cls)
-    if is_message:  # which may come from this process, with the record itself
+    if is_message:  # a message from this process may hold the record itself
         return lambda value: value if isinstance(value, cls) else read(cls, value)
     return _class_check(cls)
 
@@ -298,7 +300,7 @@ def _make_kind_check(kinds: dict[str, Any]) -> Check:
             raise Unfit(value, "an object")
         kind = value.get("kind")
         if type(kind) is not str or kind not in checks:
-            raise ValueError(f"{kind!r:.60} is not a kind that is known here")
+            raise ValueError(f"unknown kind {kind!r:.60}")
         return checks[kind](value)
 
     return check
@@ -335,7 +337,7 @@ _CONTAINERS = {
 
 
 def _refuse(expected: str) -> Check:
-    """Return the check of a word whose values are all those of one type."""
+    """Return the check for a type without further conditions. It refuses any value of another type."""
 
     def check(value: Any) -> Any:
         raise Unfit(value, expected)

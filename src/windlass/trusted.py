@@ -1,9 +1,12 @@
-"""Whether a folder, a file or a socket's other end is ours, where other users share the machine.
+"""Ownership checks for folders, files and socket peers on machines with several users.
 
-Whoever reads byte code, pickles or settings from a place asks here first. Two kinds of place: *private* ones
-on ground that everybody may write to, which must be ours and closed to all others, never a link; and the
-user's own, which are made so and where links of the user's own are fine. Imports little: `windlass run` looks
-here before anything else.
+Callers check a place here before they read byte code, pickles or settings from it. There are two kinds:
+
+- A private folder lies in a folder that all users may write to, such as /tmp. It must belong to this user,
+  must be closed to all others, and must not be a link.
+- The user's own folders are created with mode 0700. Links that the user made are allowed there.
+
+Imports little, because `windlass run` checks folders before anything else.
 """
 
 from __future__ import annotations
@@ -18,36 +21,36 @@ if TYPE_CHECKING:
 
 _OTHERS = 0o077
 _OTHERS_WRITE = 0o022
-_EVERYBODY_WRITES = 0o002
+_ALL_MAY_WRITE = 0o002
 _ROOT = 0
 
 
 def make_private(path: str | os.PathLike[str], *, hint: str = "") -> None:
-    """A folder on shared ground that nobody else may enter: made, or found to be so; else refused by name."""
+    """Make a private folder inside a shared one. Raise EngineError if an existing one is not private."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-        os.chmod(path, 0o700)  # whatever the umask took from it
+        os.chmod(path, 0o700)  # the umask may have removed bits
     if fault := find_private_fault(path):
         from windlass.errors import EngineError
 
-        raise EngineError(fault, hint=hint or f"have it removed: rm -r {os.fspath(path)}")
+        raise EngineError(fault, hint=hint or f"remove it: rm -r {os.fspath(path)}")
 
 
 def find_private_fault(path: str | os.PathLike[str]) -> str:
-    """Why a folder on shared ground is not ours alone; empty when it is."""
+    """Return why a folder inside a shared one is not private, or an empty text if it is."""
     place = os.fspath(path)
     try:
         info = os.lstat(place)
     except OSError as error:
         return f"{place}: {error.strerror}"
     if stat.S_ISLNK(info.st_mode):
-        return f"{place} is a link, which anybody may have put there"
+        return f"{place} is a link, which any user may have created"
     if not stat.S_ISDIR(info.st_mode):
         return f"{place} is not a folder"
     if info.st_uid != os.geteuid():
-        return f"{place} belongs to somebody else (user {info.st_uid})"
+        return f"{place} belongs to another user (uid {info.st_uid})"
     if info.st_mode & _OTHERS:
-        return f"{place} is open to others (mode {stat.S_IMODE(info.st_mode):o})"
+        return f"{place} is open to other users (mode {stat.S_IMODE(info.st_mode):o})"
     return ""
 
 
@@ -57,10 +60,10 @@ def make_own(
     below: str | os.PathLike[str] | None = None,
     is_new: bool = False,
 ) -> None:
-    """A folder in a place of the user's own, mode 0700 whatever the umask; one that is open is closed.
+    """Make one of the user's own folders with mode 0700, whatever the umask. Close an existing one.
 
-    With `below`, all folders between that one and this as well. That one is the user's choice: it is made if
-    it is missing, and else left as it is. With `is_new`, FileExistsError where `path` is there already.
+    With `below`, apply this to all folders between that one and `path`. The user chose `below`, so it is made
+    if it is missing, but never changed. With `is_new`, raise FileExistsError if `path` exists.
     """
     place = os.path.abspath(path)
     top = os.path.dirname(place) if below is None else os.path.abspath(below)
@@ -74,18 +77,18 @@ def make_own(
 
 
 def check_folder_owner(folder: str | os.PathLike[str]) -> None:
-    """Refuse by name a folder that belongs to somebody else; one that is not there is nobody's."""
+    """Raise EngineError if an existing folder belongs to another user."""
     try:
         fault = find_foreign_fault(folder)
     except (FileNotFoundError, NotADirectoryError):
         return
-    except PermissionError as error:  # as after one `sudo`, which leaves root's folders in a home
+    except PermissionError as error:  # for example, `sudo` may leave folders of root in a home
         fault = f"{os.fspath(folder)}: {error.strerror}"
     if fault:
         from windlass.errors import EngineError
 
         raise EngineError(
-            fault, hint="set WINDLASS_HOME to a folder of your own, or have this one removed"
+            fault, hint="set WINDLASS_HOME to one of your own folders, or have this one removed"
         )
 
 
@@ -103,36 +106,39 @@ def _make(folder: str, *, is_new: bool = False) -> None:
         if is_new or not os.path.isdir(folder):
             raise
         return
-    with contextlib.suppress(PermissionError):  # of file systems that know no modes
-        os.chmod(folder, 0o700)  # whatever the umask took from it
+    with contextlib.suppress(PermissionError):  # some file systems have no modes
+        os.chmod(folder, 0o700)  # the umask may have removed bits
 
 
 def _close(folder: str) -> None:
-    """As far as that can be done: some file systems know no modes."""
+    """Close a folder to other users if the file system has modes."""
     if os.stat(folder).st_mode & _OTHERS:
         with contextlib.suppress(OSError):
             os.chmod(folder, 0o700)
 
 
 def find_foreign_fault(path: str | os.PathLike[str], *, is_closed: bool = False) -> str:
-    """Why what lies there may be somebody else's: it belongs neither to us nor to root; empty when it does.
+    """Return why a path may be another user's, or an empty text if this user or root owns it.
 
-    With `is_closed`, also because others may write to it.
+    With `is_closed`, also refuse a path that other users may write to.
     """
     place = os.fspath(path)
-    for info in (os.lstat(place), os.stat(place)):  # the link, and what it leads to
+    for info in (os.lstat(place), os.stat(place)):  # the link and its target
         if fault := _judge_owner(place, info):
             return fault
     return _judge_mode(place, info) if is_closed else ""
 
 
 def find_owner_fault(file: int, path: str | os.PathLike[str]) -> str:
-    """Why an open file is somebody else's: the owner of what was really opened."""
+    """Return why an open file is another user's, or an empty text. Checks the file that was really opened."""
     return _judge_owner(os.fspath(path), os.fstat(file))
 
 
 def find_settings_fault(file: int, path: str | os.PathLike[str]) -> str:
-    """The same, or because a link of somebody else chose it, or since it is no file that has an end."""
+    """Return why an open settings file cannot be trusted, or an empty text if it can.
+
+    Its link must not be another user's either, and it must be a regular file, which has an end.
+    """
     place = os.fspath(path)
     fault = find_owner_fault(file, path) or _judge_owner(place, os.lstat(place))
     is_plain = stat.S_ISREG(os.fstat(file).st_mode)
@@ -140,46 +146,50 @@ def find_settings_fault(file: int, path: str | os.PathLike[str]) -> str:
 
 
 def find_file_fault(file: int, path: str | os.PathLike[str]) -> str:
-    """The same, and because others may write to it: of a file that will be executed."""
+    """Return why an open file must not be executed, or an empty text.
+
+    Other users must neither own it nor be allowed to write to it.
+    """
     return find_owner_fault(file, path) or _judge_mode(os.fspath(path), os.fstat(file))
 
 
 def _judge_owner(place: str, info: os.stat_result) -> str:
     if info.st_uid in (os.geteuid(), _ROOT):
         return ""
-    return f"{place} belongs to somebody else (user {info.st_uid})"
+    return f"{place} belongs to another user (uid {info.st_uid})"
 
 
 def _judge_mode(place: str, info: os.stat_result) -> str:
     if info.st_mode & _OTHERS_WRITE:
-        return f"others may write to {place} (mode {stat.S_IMODE(info.st_mode):o})"
+        return f"other users may write to {place} (mode {stat.S_IMODE(info.st_mode):o})"
     return ""
 
 
 def open_now(path: str, flags: int) -> int:
-    """An opener that never waits for a writer: somebody may have left a pipe there."""
+    """Open a file without waiting for a writer, because another user may have put a pipe there."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def is_open_to_everybody(folder: str | os.PathLike[str]) -> bool:
-    """Whether anybody may put files there, as in /tmp."""
+    """Return whether all users may create files in a folder, as in /tmp."""
     try:
-        return bool(os.stat(folder).st_mode & _EVERYBODY_WRITES)
-    except OSError:  # one that we may not even look at is none of ours
+        return bool(os.stat(folder).st_mode & _ALL_MAY_WRITE)
+    except OSError:  # an unreadable folder is not trusted
         return True
 
 
 def find_peer_fault(connection: socket.socket) -> str:
-    """Why the process at the other end of a Unix socket is not ours; empty if it is, or nobody can tell."""
+    """Return why the peer of a Unix socket is another user's process, or an empty text.
+
+    The text is also empty if the system does not report the peer's user.
+    """
     import socket
     import struct
 
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None or connection.family != socket.AF_UNIX:
-        return ""  # not Linux: the folder's owner and mode must do
+        return ""  # outside Linux, only the folder's owner and mode protect the socket
     credentials = struct.Struct("3i")
-    said = connection.getsockopt(socket.SOL_SOCKET, option, credentials.size)
-    _, uid, _ = credentials.unpack(said)
-    return (
-        "" if uid in (os.geteuid(), _ROOT) else f"a process of somebody else (user {uid}) listens"
-    )
+    packed = connection.getsockopt(socket.SOL_SOCKET, option, credentials.size)
+    _, uid, _ = credentials.unpack(packed)
+    return "" if uid in (os.geteuid(), _ROOT) else f"a process of another user (uid {uid}) listens"

@@ -1,6 +1,6 @@
-"""The one place where clients wait: for a condition, with a deadline, saying now and then what for.
+"""Waiting for a condition in clients, with a deadline and regular progress messages.
 
-Agents wait in their event loops. Standard library only.
+Agents wait in their event loops instead. Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ def wait_until(
     every_s: float = 0.05,
     say: Callable[[float], None] | None = None,
 ) -> bool:
-    """Whether the condition came true in time; `say` is called every 10 s with the seconds waited."""
+    """Wait for a condition. Return whether it became true in time.
+
+    Calls `say` every 10 s with the seconds waited.
+    """
     started_s = time.monotonic()
     said_s = started_s
     while not is_so():

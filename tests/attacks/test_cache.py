@@ -24,7 +24,7 @@ def cache(tmp_path, monkeypatch):
     shared.chmod(0o1777)
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared))
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
-    archives._said.clear()
+    archives._logged.clear()
     return shared
 
 
@@ -51,7 +51,7 @@ def test_an_archive_in_a_cache_folder_of_somebody_else_is_not_run(victim, strang
     assert ran.returncode == 0, ran.stderr
     assert "hello" in ran.stdout
     assert not mark.exists()
-    assert ran.stderr.count(f"{folder} belongs to somebody else (user {stranger.uid})") == 1
+    assert ran.stderr.count(f"{folder} belongs to another user (uid {stranger.uid})") == 1
 
 
 def test_a_cache_folder_is_made_for_us_alone(cache):
@@ -78,7 +78,7 @@ def test_an_archive_of_somebody_else_in_a_folder_of_ours_is_made_anew(cache, str
     assert archives.local_archive() == path
     assert os.stat(path).st_uid == os.geteuid()
     assert archives.find_archive() == path
-    assert f"{path} belongs to somebody else" in caplog.text
+    assert f"{path} belongs to another user" in caplog.text
 
 
 def test_a_link_of_somebody_else_is_not_followed(cache, stranger, tmp_path):

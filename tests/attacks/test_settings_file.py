@@ -43,7 +43,7 @@ def test_a_file_of_somebody_else_above_a_project_is_ignored_and_that_is_said(
     assert ran.returncode == 0, ran.stderr
     assert "hello" in ran.stdout
     assert not mark.exists()
-    said = f"{settings} is ignored: {settings} belongs to somebody else (user {stranger.uid})"
+    said = f"{settings} is ignored: {settings} belongs to another user (uid {stranger.uid})"
     assert ran.stderr.count(said) == 1
 
 
@@ -78,7 +78,7 @@ def test_a_link_of_somebody_else_that_leads_to_a_file_of_ours_is_ignored(victim,
     link.symlink_to(ours)
     stranger.give(link)
     shown = victim.windlass("config", cwd=project)
-    assert f"{link} is ignored: {link} belongs to somebody else" in shown.stderr
+    assert f"{link} is ignored: {link} belongs to another user" in shown.stderr
     line = next(line for line in shown.stdout.splitlines() if line.startswith("nodes "))
     assert "default" in line
 

@@ -85,7 +85,7 @@ def test_a_folder_of_sockets_that_somebody_else_put_there_is_refused_by_name(job
     stranger.mkdir(sockets, 0o755)
     with _listening(stranger, stranger.home / "lead.sock") as fake:
         (stranger.home / "lead.sock").rename(sockets / "lead.sock")
-        with pytest.raises(EngineError, match=f"{sockets} belongs to somebody else"):
+        with pytest.raises(EngineError, match=f"{sockets} belongs to another user"):
             dial_lead(job)
         assert fake.poll() is None
 
@@ -93,7 +93,7 @@ def test_a_folder_of_sockets_that_somebody_else_put_there_is_refused_by_name(job
 def test_a_folder_of_sockets_below_one_of_somebody_else_is_refused_by_name(job, stranger):
     parent = find_socket_folder(job).parent
     stranger.give(parent)
-    with pytest.raises(EngineError, match=f"{parent} belongs to somebody else"):
+    with pytest.raises(EngineError, match=f"{parent} belongs to another user"):
         dial_lead(job)
     os.chown(parent, os.geteuid(), -1)
 
@@ -114,7 +114,7 @@ def test_a_process_of_somebody_else_is_told_nothing(job, stranger):
     theirs = stranger.home / "lead.sock"
     with _listening(stranger, theirs) as fake:
         theirs.rename(find_socket_folder(job) / "lead.sock")
-        with pytest.raises(EngineError, match=rf"somebody else \(user {stranger.uid}\) listens"):
+        with pytest.raises(EngineError, match=rf"another user \(uid {stranger.uid}\) listens"):
             dial_lead(job)
         assert fake.stdout.readline() == "0\n"  # it was hung up on without a word
 
@@ -165,7 +165,7 @@ def test_jobs_of_somebody_else_in_our_home_are_refused_by_name(victim, stranger)
     for argv in (["run", str(script)], ["ls"], ["status", "some-job"]):
         ran = victim.windlass(*argv, WINDLASS_HOME=str(home))
         assert ran.returncode == 3, (argv, ran.stdout)
-        assert f"{home / 'jobs'} belongs to somebody else" in ran.stderr
+        assert f"{home / 'jobs'} belongs to another user" in ran.stderr
     wait_for(lambda: not list((home / "jobs").iterdir()), "nothing was put there", 5.0)
 
 
