@@ -105,7 +105,7 @@ def test_a_custom_trainer_succeeds_fails_and_its_name_is_free_again(api, client)
         func=make_sum(), func_args={"more": 1}, num_nodes=2, resources_per_node=ONE_CPU
     )
     assert client.train(trainer=trainer, options=options) == "custom"
-    with pytest.raises(RuntimeError, match="there is a job custom already"):
+    with pytest.raises(RuntimeError, match="job custom already exists"):
         TrainerClient(namespace=api.namespace).train(trainer=trainer, options=options)
     job = client.wait_for_job_status("custom", timeout=300)
     assert job.results() == [(3.0 + 6.0, 2, AWKWARD)] * 2
@@ -173,7 +173,7 @@ def test_a_trainjob_that_others_made_is_known_by_its_name(api, space, client):
     code, exported = make_plain_trainjob(plan, script=ALL_REDUCE, rendezvous=Rendezvous())
     api.create(CONFIG_MAPS, code)
     api.create(TRAIN_JOBS, exported)
-    with pytest.raises(RuntimeError, match="there is a job theirs already"):
+    with pytest.raises(RuntimeError, match="job theirs already exists"):
         client.create_job("theirs", train_func=print)
     job = client.wait_for_job_status("theirs", timeout=300)
     assert [(step.name, step.status) for step in job.steps] == [("node-0", "Succeeded")]

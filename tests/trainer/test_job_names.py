@@ -32,7 +32,7 @@ def test_the_object_has_the_job_s_name(cluster):
     assert {"jobs/mine", "secrets/mine"} <= set(cluster.names())
     assert TrainerClient().get_job("mine").status == "Created"
     assert [job.name for job in TrainerClient().list_jobs()] == ["mine"]
-    with pytest.raises(RuntimeError, match="there is a job mine already: it is Created"):
+    with pytest.raises(RuntimeError, match="job mine already exists and is Created"):
         TrainerClient().create_job("mine", train_func=print)
 
 
@@ -70,5 +70,5 @@ def test_a_job_of_that_name_in_another_place_is_another(cluster, home):
     other = TrainerClient()
     assert other._names.find("mine").job.ref == job.job.ref
     assert [known.name for known in other.list_jobs()] == ["mine"]
-    with pytest.raises(RuntimeError, match="there is a job mine already"):
+    with pytest.raises(RuntimeError, match="job mine already exists"):
         other.create_job("mine", train_func=print)

@@ -19,7 +19,7 @@ def test_a_tag_that_moves_is_taken_as_nodes_have_it(image):
         (container,) = template["spec"]["containers"]
         assert (container["name"], container["image"]) == (called, image)
         assert container["imagePullPolicy"] == "IfNotPresent"
-    assert note.startswith(f"{image} is pulled where it is missing only")
+    assert note.startswith(f"{image} is only pulled where it is missing")
 
 
 @pytest.mark.parametrize("image", ["", "a/b:1.2", "a/b:latest@sha256:00"])

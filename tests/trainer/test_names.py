@@ -24,7 +24,7 @@ def test_all_names_are_there():
         ("TorchTuneInstructDataset", "a BuiltinTrainer reads JSONL"),
         ("S3DatasetInitializer", "load data and models in the function"),
         ("ContainerBackendConfig", "TrainerClient(engine='local')"),
-        ("TrainingClient", "TrainerClient has its create_job"),
+        ("TrainingClient", "TrainerClient also has its create_job"),
         ("update_trainjob_status", "windlass.report("),
     ],
 )

@@ -54,7 +54,7 @@ class RuntimePatch:
     [
         (Nane(), "did you mean Name?"),
         (RuntimePatch(), "TrainerClient(volumes="),
-        (TrainerCommand("torchrun x"), "takes a list of words"),
+        (TrainerCommand("torchrun x"), "takes a list of strings"),
         (ActiveDeadlineSeconds(0), "a whole number from 1"),
     ],
 )

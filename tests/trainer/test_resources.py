@@ -29,9 +29,9 @@ def test_settings(resources, settings):
     ("resources", "message"),
     [
         ({"cpus": 1}, "did you mean 'cpu'?"),
-        ({"gpu": "all"}, "'gpu' is a whole number, not 'all'"),
+        ({"gpu": "all"}, "'gpu' must be a whole number, not 'all'"),
         ({"gpu": 1, "amd.com/gpu": 1}, "GPUs of two kinds"),
-        (["cpu"], "resources_per_worker is a dict"),
+        (["cpu"], "resources_per_worker must be a dict"),
     ],
 )
 def test_what_is_wrong(resources, message):

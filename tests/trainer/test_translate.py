@@ -86,7 +86,7 @@ def test_a_package_without_a_list_is_not_its_letters():
 
 
 def test_a_value_from_a_secret_is_not_an_env_var():
-    with pytest.raises(WrongArgument, match="variables are a dict"):
+    with pytest.raises(WrongArgument, match="variables must be a dict"):
         read_job(env_vars=[SimpleNamespace(name="A", value=None)])
 
 

@@ -77,9 +77,12 @@ def test_everything_that_is_supported():
         ({"peft_config": LoraConfig(lora_attn_modules=["x"])}, "lora_attn_modules has no 'x'"),
         ({"peft_config": LoraConfig(lora_attn_modules=[])}, "no layer would get adapters"),
         ({"dataset_preprocess_config": object()}, "dataset_preprocess_config is not supported"),
-        ({"initializer": None}, "was not told its model"),
-        ({"initializer": Initializer(model=object())}, "a object cannot be read"),
-        ({"initializer": Initializer(dataset=object(), model=MODEL.model)}, "object cannot be"),
+        ({"initializer": None}, "needs a model"),
+        ({"initializer": Initializer(model=object())}, "a object is not supported"),
+        (
+            {"initializer": Initializer(dataset=object(), model=MODEL.model)},
+            "object is not supported",
+        ),
     ],
 )
 def test_what_the_recipe_cannot_do_is_refused_by_name(settings, shown):

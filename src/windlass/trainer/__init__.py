@@ -1,9 +1,10 @@
-"""The calls of Kubeflow's SDKs, on Windlass: change the import, keep the rest.
+"""The calls of Kubeflow's SDKs, on Windlass: change the import and keep the rest.
 
     from windlass.trainer import CustomTrainer, TrainerClient
     name = TrainerClient().train(trainer=CustomTrainer(func=train, num_nodes=2))
 
-Names are loaded when they are first used. Those of the SDK that have no meaning here say what to use instead.
+Names are loaded on first use. Importing an SDK name that is not supported raises an error with the
+alternative.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ _INSTEAD = {
         ("ContainerBackendConfig", "TrainingRuntimeSource"),
         "TrainerClient(engine='local') runs on this machine without containers",
     ),
-    "update_trainjob_status": "windlass.report(step=..., loss=...) tells how far a rank is",
-    "TrainingClient": "TrainerClient has its create_job, too",
+    "update_trainjob_status": "call windlass.report(step=..., loss=...) to report a rank's progress",
+    "TrainingClient": "TrainerClient also has its create_job",
 }
 
 __all__ = sorted(_WHERE)
@@ -80,7 +81,7 @@ if TYPE_CHECKING:
 
 
 def explain_missing(name: str) -> str:
-    """What to use in place of something of the SDK that has no meaning here; empty: it is not the SDK's."""
+    """Return the alternative to an unsupported SDK name, or an empty string for other names."""
     return _INSTEAD.get(name, "")
 
 

@@ -1,6 +1,6 @@
-"""TrainerClient: the calls of Kubeflow's SDKs, v1's and v2's, each a few lines on what Windlass has.
+"""TrainerClient: the calls of Kubeflow's SDKs, versions 1 and 2, as thin wrappers of Windlass.
 
-What words mean is `translate`, which job is meant `job_names`, how it is called `statuses` and `train_job`.
+`translate` maps arguments, `job_names` finds jobs, and `statuses` and `train_job` describe them.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _NODE = "node-"
 
 
 class TrainerClient:
-    """Makes, follows and removes jobs in the words of Kubeflow's SDKs."""
+    """Creates, follows and removes jobs with the calls of Kubeflow's SDKs."""
 
     def __init__(self, backend_config: Any = None, *, engine: str = "", **settings: Any) -> None:
-        """Decide where jobs run, and say it on stderr.
+        """Choose where jobs run, and report the choice on stderr.
 
         backend_config: KubernetesBackendConfig(namespace=...) or LocalProcessBackendConfig().
-        engine: what provides the nodes; empty: TrainJobs if the cluster has them, else its Jobs, else local.
+        engine: provider of the nodes (default: TrainJobs or Jobs if there is a cluster, otherwise local).
         settings: any settings of `wl.submit`, for all jobs of this client: namespace, image, queue, volumes.
         """
         check_settings("TrainerClient", settings, ("backend_config",))
@@ -76,7 +76,7 @@ class TrainerClient:
 
     @property
     def engine(self) -> str:
-        """What provides the nodes."""
+        """Name of the engine that provides the nodes."""
         return self._settings.engine
 
     # -- v1 ------------------------------------------------------------------------------------
@@ -97,26 +97,26 @@ class TrainerClient:
         replace: bool = False,
         **more: Any,
     ) -> TrainerJob:
-        """Start a function on every worker, and return its job at once.
+        """Start a function on every worker, and return its job without waiting for it.
 
         name: the job's name, and that of its object on a cluster.
-        train_func: the function; it travels with all that it refers to.
-        base_image: the pods' image, with Python and torch in it; None: the runtime's.
-        num_workers: how many pods.
-        resources_per_worker: such as {"cpu": "1", "memory": "2Gi", "gpu": "1"}.
-        parameters: what the function is called with, as one dict; None: it is called with nothing.
-        packages_to_install: packages for `pip install`, before the function runs.
-        pip_index_url: where they come from; None: what the image's pip uses.
+        train_func: the function, which is sent together with everything it refers to.
+        base_image: the pods' image, which needs Python and torch (default: the runtime's).
+        num_workers: number of pods.
+        resources_per_worker: for example {"cpu": "1", "memory": "2Gi", "gpu": "1"}.
+        parameters: the function's only argument, as one dict (default: no argument).
+        packages_to_install: packages for `pip install`, installed before the function runs.
+        pip_index_url: package index (default: the one configured in the image).
         env_vars: environment variables of every rank.
-        num_procs_per_worker: ranks per pod; None: one per GPU, else one.
-        replace: remove an ended job of that name first, with its logs and results.
+        num_procs_per_worker: ranks per pod (default: one per GPU, or 1).
+        replace: first remove a finished job of that name, with its logs and results.
         more: queue_name, and any settings of `wl.submit`: restarts, timeout_s, volumes.
         """
         namespace = more.pop("namespace", None)
         if namespace and self._api is not None and namespace != self._api.namespace:
             raise WrongArgument(
                 f"this client's jobs are in namespace {self._api.namespace}",
-                hint=f"TrainerClient(namespace={namespace!r})",
+                hint=f"create another client with TrainerClient(namespace={namespace!r})",
             )
         request = read_v1_job(
             train_func,
@@ -135,14 +135,14 @@ class TrainerClient:
         return self._start(request, replaces=replace)
 
     def get_job_status(self, name: str) -> str:
-        """Created, Running, Restarting, Suspended, Succeeded or Failed.
+        """Return Created, Running, Restarting, Suspended, Succeeded or Failed.
 
         name: the job's name.
         """
         return self._names.find(name).status
 
     def stream_logs(self, name: str) -> None:
-        """Print what ranks print, as it comes, until the job has ended.
+        """Print the ranks' output as it arrives, until the job ends.
 
         name: the job's name.
         """
@@ -160,13 +160,13 @@ class TrainerClient:
         polling_interval: float = 15,
         callback: Callable[[TrainerJob], object] | None = None,
     ) -> TrainerJob:
-        """Wait until the job is in one of these conditions; a failure that is not expected is an error.
+        """Wait until the job is in one of these conditions. Raise JobFailed if it fails unexpectedly.
 
         name: the job's name.
-        expected_conditions: of Created, Running, Restarting, Suspended, Succeeded and Failed.
-        wait_timeout: for how many seconds at most.
-        polling_interval: how often to call back at least, in seconds.
-        callback: called with the job at each look.
+        expected_conditions: any of Created, Running, Restarting, Suspended, Succeeded and Failed.
+        wait_timeout: longest wait in seconds.
+        polling_interval: longest time between two calls of the callback, in seconds.
+        callback: called with the job at each check.
         """
         known = self._names.find(name)
         wait_for_report(
@@ -176,7 +176,7 @@ class TrainerClient:
             V1_WORDS,
             timeout_s=wait_timeout,
             every_s=polling_interval,
-            tell=None if callback is None else lambda: callback(known),
+            notify=None if callback is None else lambda: callback(known),
         )
         return known
 
@@ -192,7 +192,7 @@ class TrainerClient:
     ) -> str:
         """Start a job, and return its name.
 
-        runtime: a runtime, or its name; None: torch-distributed.
+        runtime: a runtime or its name (default: torch-distributed).
         initializer: the model and the data of a BuiltinTrainer.
         trainer: CustomTrainer(func=...), CustomTrainerContainer(image=...) or BuiltinTrainer(config=...).
         options: Name, Labels, Annotations, TrainerCommand, TrainerArgs, ActiveDeadlineSeconds.
@@ -200,52 +200,52 @@ class TrainerClient:
         check_train_keywords(wrong)
         request = read_trainer(trainer, read_sdk_options(options), initializer)
         if type(trainer).__name__ == "BuiltinTrainer" and is_for_tuning(runtime):
-            runtime = None  # the recipe runs in the one that is there by itself
+            runtime = None  # the recipe needs no special runtime
         settings = self._add_runtime(request.settings, runtime)
         if settings.get("in_image") and self._api is None:
             raise WrongArgument(
-                "a CustomTrainerContainer needs a cluster: this machine runs no images",
-                hint="CustomTrainer(func=...) runs here",
+                "a CustomTrainerContainer needs a cluster, because this machine does not run images",
+                hint="use CustomTrainer(func=...), which runs here",
             )
         return self._start(dataclasses.replace(request, settings=settings)).name
 
     def get_job(self, name: str) -> TrainJob:
-        """The job as it is now; its status is Created, Running, Complete or Failed.
+        """Return the current state of a job, with status Created, Running, Complete or Failed.
 
         name: the job's name.
         """
-        return self._look(self._names.find(name))
+        return self._describe(self._names.find(name))
 
     def list_jobs(self, runtime: Runtime | None = None) -> list[TrainJob]:
-        """The jobs that Windlass made here, newest first; one that cannot be read is said and left out.
+        """Return the jobs that Windlass created here, newest first. Unreadable ones are reported and skipped.
 
-        runtime: only those of this runtime; None: all.
+        runtime: only list jobs of this runtime (default: all jobs).
         """
         jobs = []
         for known in self._names.list_all():
             try:
-                jobs.append(self._look(known))
-            except JobNotFound:  # it was removed since
+                jobs.append(self._describe(known))
+            except JobNotFound:  # removed in the meantime
                 continue
-            except ProtocolError as error:  # written by another version, say
+            except ProtocolError as error:  # for example, written by another version
                 say(f"{known.name} is left out: {error.message}")
         return [job for job in jobs if runtime is None or job.runtime.name == runtime.name]
 
     def get_job_logs(
         self, name: str, step: str = f"{_NODE}0", follow: bool = False
     ) -> Iterator[str]:
-        """The lines that one node's ranks printed.
+        """Return an iterator over the lines that one node's ranks printed.
 
         name: the job's name.
-        step: which node: node-0, node-1; all: every node's, in order.
-        follow: go on with new lines until the job has ended.
+        step: the node, such as node-0 or node-1, or "all" for every node in order.
+        follow: keep yielding new lines until the job ends.
         """
         known = self._names.find(name)
         lines = known.job.logs(follow=follow, node=_read_step(step, known))
         return (line.text for line in lines if not line.replaced)
 
     def get_job_events(self, name: str) -> list[Event]:
-        """What happened to the job and its pods, oldest first.
+        """Return the events of the job and its pods, oldest first.
 
         name: the job's name.
         """
@@ -259,18 +259,18 @@ class TrainerClient:
         polling_interval: float = 2,
         callbacks: list[Callable[[TrainJob], object]] | None = None,
     ) -> TrainJob:
-        """Wait until the job has one of these statuses; a failure that is not expected is an error.
+        """Wait until the job has one of these statuses. Raise JobFailed if it fails unexpectedly.
 
         name: the job's name.
-        status: of Created, Running, Complete and Failed.
-        timeout: for how many seconds at most.
-        polling_interval: how often to call back at least, in seconds.
-        callbacks: called with the job at each look.
+        status: any of Created, Running, Complete and Failed.
+        timeout: longest wait in seconds.
+        polling_interval: longest time between two calls of the callbacks, in seconds.
+        callbacks: called with the job at each check.
         """
         known = self._names.find(name)
 
-        def tell() -> None:
-            job = self._look(known)
+        def notify() -> None:
+            job = self._describe(known)
             for callback in callbacks or ():
                 callback(job)
 
@@ -281,17 +281,17 @@ class TrainerClient:
             V2_WORDS,
             timeout_s=timeout,
             every_s=polling_interval,
-            tell=tell if callbacks else None,
+            notify=notify if callbacks else None,
         )
-        return self._look(known)
+        return self._describe(known)
 
     def list_runtimes(self) -> list[Runtime]:
-        """The runtimes that jobs can be made from."""
+        """Return the runtimes that jobs can use."""
         has_runtimes = "runtime" in self._names.engine.can
         return list_runtimes(self._api if has_runtimes else None, image=self._settings.image)
 
     def get_runtime(self, name: str) -> Runtime:
-        """One runtime; the namespace's wins over the cluster's.
+        """Return one runtime. A runtime of the namespace takes precedence over one of the cluster.
 
         name: the runtime's name.
         """
@@ -300,7 +300,7 @@ class TrainerClient:
     # -- both ----------------------------------------------------------------------------------
 
     def delete_job(self, name: str) -> None:
-        """End the job if it runs, and remove everything of it: objects, logs, results.
+        """End the job if it is running, and remove its objects, logs and results.
 
         name: the job's name.
         """
@@ -311,7 +311,7 @@ class TrainerClient:
     def _dialect(self) -> Any:
         return find_dialect(self.engine)
 
-    def _look(self, known: TrainerJob) -> TrainJob:
+    def _describe(self, known: TrainerJob) -> TrainJob:
         return make_train_job(known, self._api, self._dialect)
 
     def _start(self, request: JobRequest, *, replaces: bool = False) -> TrainerJob:
@@ -335,7 +335,7 @@ class TrainerClient:
         return self._names.add(request.name, job, engine)
 
     def _remove_ended(self, name: str) -> None:
-        """Remove a job of that name if it has ended; one that runs is left to be refused."""
+        """Remove a finished job of that name. A running one is refused later."""
         with contextlib.suppress(JobMissing):
             known = self._names.find(name)
             if known.job.done():
@@ -345,7 +345,7 @@ class TrainerClient:
     def _add_runtime(
         self, given: Mapping[str, Any], runtime: str | Runtime | None
     ) -> dict[str, Any]:
-        """The settings of a job with those of its runtime, which has an image where none was given."""
+        """Return a job's settings with those of its runtime, which provides a default image."""
         settings = dict(given)
         if runtime is None and (settings.get("image") or self._settings.image):
             return settings
@@ -353,13 +353,13 @@ class TrainerClient:
         chosen = find_runtime(wanted, self.list_runtimes())
         if "runtime" in self._names.engine.can:
             settings["runtime"] = chosen.name
-        asked = settings.get("image") or self._given.get("image")  # the trainer's, the client's
+        asked = settings.get("image") or self._given.get("image")  # from the trainer or the client
         if chosen.trainer.image and not asked:
             settings["image"] = chosen.trainer.image
         return settings
 
     def _keep_image(self, flags: dict[str, Any]) -> None:
-        """Take a moving tag as nodes have it; a client with a patch of its own decides this there."""
+        """Do not pull a moving tag that a node already has. A patch of the client's own disables this."""
         if self._dialect is None or flags.get("patch") or self._settings.value("patch"):
             return
         image = str(flags.get("image") or self._settings.image or "")
@@ -370,7 +370,7 @@ class TrainerClient:
 
 
 def _read_step(step: str, known: TrainerJob) -> int | None:
-    """The node that a step is; None for all."""
+    """Return the node index of a step, or None for all nodes."""
     if step == "all":
         return None
     number = step.removeprefix(_NODE)

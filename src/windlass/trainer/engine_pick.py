@@ -1,6 +1,6 @@
-"""The engine of a TrainerClient: what was said, else a cluster's TrainJobs, else its Jobs, else this machine.
+"""Engine of a TrainerClient: the requested one, a cluster's TrainJobs, its Jobs, or this machine.
 
-Asks the cluster once, for what it serves.
+Queries the cluster once for the APIs it serves.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _CLUSTER = "kubernetes"
 class KubernetesBackendConfig:
     """A cluster and a namespace in it.
 
-    namespace: where the pods run; None: the context's own.
-    config_file: not supported; set KUBECONFIG.
-    context: the kubeconfig context; None: the current one.
+    namespace: namespace of the pods (default: the context's own).
+    config_file: not supported, set KUBECONFIG instead.
+    context: kubeconfig context (default: the current one).
     client_configuration: not supported.
     """
 
@@ -43,14 +43,14 @@ class KubernetesBackendConfig:
 class LocalProcessBackendConfig:
     """This machine.
 
-    cleanup_venv: without meaning here: no virtual environment is made.
+    cleanup_venv: ignored, because no virtual environment is created.
     """
 
     cleanup_venv: bool = True
 
 
 def read_backend(config: Any) -> tuple[str, dict[str, Any]]:
-    """The engine that a backend_config means, where it means one, and settings; the SDK's own will do."""
+    """Return the engine and settings of a backend_config, which may be the SDK's own object."""
     kind = type(config).__name__
     if config is None:
         return "", {}
@@ -58,13 +58,13 @@ def read_backend(config: Any) -> tuple[str, dict[str, Any]]:
         return "local", {}
     if kind != "KubernetesBackendConfig":
         raise WrongArgument(
-            f"{config!r:.60} is not a backend that is known here",
+            f"{config!r:.60} is not a supported backend",
             hint="KubernetesBackendConfig(namespace=...) or LocalProcessBackendConfig()",
         )
     if config.config_file or config.client_configuration:
         raise WrongArgument(
-            "a backend_config names no kubeconfig here",
-            hint="set KUBECONFIG to the file, and name the context",
+            "a backend_config cannot name a kubeconfig",
+            hint="set KUBECONFIG to the file, and pass the context",
         )
     settings = {"namespace": config.namespace, "context": config.context}
     return _CLUSTER, {key: value for key, value in settings.items() if value}
@@ -73,7 +73,7 @@ def read_backend(config: Any) -> tuple[str, dict[str, Any]]:
 def pick_engine(
     engine: str, backend_config: Any, given: Mapping[str, Any]
 ) -> tuple[EngineChoice, Settings]:
-    """The engine with the reason for it, and the settings that all jobs of the client start from."""
+    """Return the engine with the reason for it, and the settings that all jobs of the client share."""
     backend, own = read_backend(backend_config)
     flags = {**given, **own}
     if engine:
@@ -91,7 +91,7 @@ def pick_engine(
 
 
 def _look_at_cluster(settings: Settings, why: str) -> EngineChoice:
-    """TrainJobs where the cluster serves them, else plain Jobs."""
+    """Choose TrainJobs if the cluster serves them, and plain Jobs otherwise."""
     api = connect(context=settings.context, namespace=settings.namespace, engine=_TRAINJOB)
     try:
         check_needs(api, load_dialect(_TRAINJOB).needs)

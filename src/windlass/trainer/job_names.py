@@ -1,10 +1,10 @@
 """Jobs by the names that users gave them, from a free name to its removal.
 
-On a cluster the name is the id, and so the name of the job's object. There are two exceptions: this
-machine already knows a job of that id in another place, or the job runs on this machine, where ids must
-be unique across all homes. Then the id is made from the name. The cluster and the local folders store
-names, so any process finds a job again. Removing a job deletes everything it left, so its name is free at
-once.
+On a cluster the name is the id, and so the name of the job's object. There are two exceptions. This
+machine may already know a job of that id in another place. Or the job runs on this machine, where ids must be
+unique across all homes. In both cases the id is generated from the name. The cluster and the local folders
+store names, so any process can find a job again. Removing a job deletes everything it left, so its name is
+free immediately.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from windlass.waiting import wait_until
 _LABEL = re.compile(names.DNS_LABEL)
 _LOCK = "names.lock"
 _END_S = 120.0
-_GONE_S = 60.0  # clusters remove what an object owns in the background
+_GONE_S = 60.0  # clusters remove owned objects in the background
 
 
 class JobNames:
-    """The jobs of one engine in one place."""
+    """Jobs of one engine in one place, by name."""
 
     def __init__(self, settings: Settings, *, context: str = "", namespace: str = "") -> None:
         self.engine: Engine = make_engine(settings.engine, settings)
@@ -54,7 +54,7 @@ class JobNames:
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[None]:
-        """Meanwhile nobody else takes a name here; on a cluster its API server sees to that."""
+        """Hold a lock against other users of local names. On a cluster its API server prevents duplicates."""
         if self._has_pods:
             yield
             return
@@ -64,16 +64,16 @@ class JobNames:
             yield
 
     def choose_id(self, name: str) -> str:
-        """The id for a new job of that name; empty: any that is made from it."""
+        """Return the id for a new job of that name, or an empty string to let it be generated."""
         _check_name(name)
         if not name:
             return ""
         with contextlib.suppress(JobMissing):
             known = self.find(name)
             raise JobExists(
-                f"there is a job {name} already: it is {name_v1(known.job.status())}",
-                hint=f"client.delete_job({name!r}), create_job(..., replace=True) once it has ended, "
-                "or take another name",
+                f"job {name} already exists and is {name_v1(known.job.status())}",
+                hint=f"call client.delete_job({name!r}), pass replace=True to create_job once it has ended, "
+                "or choose another name",
             )
         if not self._has_pods or not self._is_free(name):
             return ""
@@ -81,24 +81,24 @@ class JobNames:
         return name
 
     def add(self, name: str, job: Job, engine: Engine) -> TrainerJob:
-        """A job that was just made."""
+        """Register a job that was just created."""
         self._known[name or job.id] = TrainerJob(name or job.id, job, engine)
         return self._known[name or job.id]
 
     def find(self, name: str) -> TrainerJob:
-        """The job of that name; `JobMissing` where there is none."""
+        """Return the job of that name. Raise `JobMissing` if there is none."""
         if name not in self._known:
             ref = self._find_ref(name)
             self._known[name] = TrainerJob(name, Job(self.engine, ref), self.engine)
         return self._known[name]
 
     def list_all(self) -> list[TrainerJob]:
-        """All jobs that Windlass made in this place, newest first."""
+        """Return all jobs that Windlass created in this place, newest first."""
         by_ref = {str(one.job.ref): one for one in self._known.values()}
         return [by_ref.get(str(ref)) or self._read(ref) for ref in self._list_refs()]
 
     def forget(self, name: str) -> None:
-        """Look it up anew when it is asked for again."""
+        """Drop a job from the cache, so that the next lookup reads it again."""
         self._known.pop(name, None)
 
     def _find_ref(self, name: str) -> JobRef:
@@ -115,7 +115,7 @@ class JobNames:
             if is_made_from(ref.job_id, name) and self.engine.status(ref).name == name:
                 return ref
         known = [self._read(ref).name for ref in refs]
-        hint = did_you_mean(name, known, "client.list_jobs() shows what is there", alike=0.5)
+        hint = did_you_mean(name, known, "list the jobs with client.list_jobs()", alike=0.5)
         raise JobMissing(f"there is no job {name!r}", hint=hint)
 
     def _list_refs(self) -> list[JobRef]:
@@ -125,39 +125,39 @@ class JobNames:
 
     def _read(self, ref: JobRef) -> TrainerJob:
         name = ref.job_id
-        with contextlib.suppress(WindlassError):  # one that cannot be read is still there
+        with contextlib.suppress(WindlassError):  # list unreadable jobs by their ids
             status_name = self.engine.status(ref).name
             name = status_name if is_made_from(ref.job_id, status_name) else name
         return TrainerJob(name, Job(self.engine, ref), self.engine)
 
     def _is_free(self, job_id: str) -> bool:
-        """Whether no job in another place has that id here."""
+        """Return whether no job in another place has that id on this machine."""
         return not self._has_folder(job_id) or read_cluster(self._home, job_id) == self._place
 
     def _has_folder(self, job_id: str) -> bool:
         return self._has_pods and (self._home / job_id).exists()
 
     def _forget_rest(self, job_id: str) -> None:
-        """What is left here of a job that somebody removed from the cluster."""
+        """Remove local files of a job that was deleted from the cluster by other means."""
         if self._has_folder(job_id):
             self.engine.remove(JobRef(self.engine.name, job_id, self._place["namespace"]))
 
 
 def _check_name(name: object) -> None:
     if not isinstance(name, str):
-        raise WrongArgument(f"a job's name is text, not {name!r:.60}")
+        raise WrongArgument(f"a job's name must be a string, not {name!r:.60}")
     is_valid = _LABEL.fullmatch(name) and name[0].isalpha() and len(name) <= MAX_ID
     if name and not is_valid:
         near = object_name(name, MAX_ID)
         raise WrongArgument(
-            f"{name!r:.80} cannot be a job's name: small letters, digits and -, a letter first, at "
-            f"most {MAX_ID}",
+            f"{name!r:.80} is not a valid job name: use lowercase letters, digits and -, starting with a "
+            f"letter, at most {MAX_ID} characters",
             hint=f"did you mean {near}?" if near else "my-job",
         )
 
 
 def remove_job(known: TrainerJob, api: Api | None, dialect: Dialect | None) -> None:
-    """End it, forget it, and wait until the cluster has removed what it was made of."""
+    """End a job, forget it, and wait until the cluster has removed its objects."""
     job = known.job
     if not job.done():
         job.cancel(why="deleted by its client")
@@ -167,11 +167,11 @@ def remove_job(known: TrainerJob, api: Api | None, dialect: Dialect | None) -> N
         return
     is_gone = wait_until(lambda: _is_gone(job.id, api, dialect), timeout_s=_GONE_S, every_s=0.1)
     if not is_gone:
-        say(f"the cluster still removes what {job.id} was made of")
+        say(f"the cluster is still removing the objects of {job.id}")
 
 
 def start_when_gone(prepared: Prepared) -> tuple[Job, Engine]:
-    """Start a job, also while the cluster still removes objects of one that had its name."""
+    """Start a job, and retry while the cluster still removes objects of an earlier job of that name."""
     started: list[Job] = []
     conflicts: list[Conflict] = []
 

@@ -1,6 +1,6 @@
-"""The options of `train`, with the SDK's names and fields, and what they mean together. Pure.
+"""Options of `train` with the SDK's names and fields, and their translation. Performs no I/O.
 
-Also the SDK's own objects are understood: an option is known by the name of its class.
+The SDK's own option objects work too, because options are recognised by their class names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from windlass.trainer.sdk_errors import WrongArgument
 class Name:
     """The job's name.
 
-    name: small letters, digits and -.
+    name: lowercase letters, digits and -.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Name:
 
 @dataclass
 class Labels:
-    """Labels of the job's pods and objects; Kueue's label is its queue.
+    """Labels of the job's pods and objects. Kueue's label sets the job's queue.
 
     labels: the labels.
     """
@@ -48,7 +48,7 @@ class Annotations:
 class TrainerCommand:
     """The program that a CustomTrainerContainer runs on every node.
 
-    command: its words.
+    command: the program and its arguments, as a list.
     """
 
     command: list[str]
@@ -56,9 +56,9 @@ class TrainerCommand:
 
 @dataclass
 class TrainerArgs:
-    """Words behind the command of a CustomTrainerContainer.
+    """Arguments after the command of a CustomTrainerContainer.
 
-    args: the words.
+    args: the arguments, as a list.
     """
 
     args: list[str]
@@ -66,7 +66,7 @@ class TrainerArgs:
 
 @dataclass
 class ActiveDeadlineSeconds:
-    """How long the job may run.
+    """Time limit of the job.
 
     seconds: 1 or more.
     """
@@ -76,30 +76,30 @@ class ActiveDeadlineSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What all options say together."""
+    """Combined result of all options."""
 
     name: str = ""
     command: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of wl.submit
+    settings: Mapping[str, Any] = field(default_factory=dict)  # settings of wl.submit
 
 
 _KNOWN = (Name, Labels, Annotations, TrainerCommand, TrainerArgs, ActiveDeadlineSeconds)
 _KNOWN_NAMES = tuple(kind.__name__ for kind in _KNOWN)
 _INSTEAD = {
-    "RuntimePatch": "give the client what the pods need: TrainerClient(volumes=['CLAIM:/data'], "
+    "RuntimePatch": "pass pod settings to the client: TrainerClient(volumes=['CLAIM:/data'], "
     "node_selector={...}, tolerations=[...], service_account=..., patch={'spec': {...}})",
     "TrainerEnvFrom": "TrainerClient(secrets=['VAR=NAME:KEY'])",
 }
 
 
 def read_sdk_options(options: Iterable[Any] | None) -> ReadOptions:
-    """Name, command and settings; the last option of a kind wins, as in the SDK."""
+    """Combine options into a name, a command and settings. As in the SDK, the last option of a kind wins."""
     values: dict[str, Any] = {}
     for option in options or ():
         kind = type(option).__name__
         if kind not in _KNOWN_NAMES:
             hint = _INSTEAD.get(kind) or did_you_mean(kind, _KNOWN_NAMES)
-            raise WrongArgument(f"{option!r:.80} is not an option that is known here", hint=hint)
+            raise WrongArgument(f"{option!r:.80} is not a supported option", hint=hint)
         values[kind] = next(iter(vars(option).values()))
     labels = dict(values.get("Labels") or {})
     settings: dict[str, Any] = {}
@@ -122,7 +122,7 @@ def _read_words(values: Mapping[str, Any], kind: str) -> tuple[str, ...]:
     words = values.get(kind) or ()
     if isinstance(words, str) or not all(isinstance(word, str) for word in words):
         raise WrongArgument(
-            f"{kind} takes a list of words, not {words!r:.60}", hint=f'{kind}(["python", "x.py"])'
+            f"{kind} takes a list of strings, not {words!r:.60}", hint=f'{kind}(["python", "x.py"])'
         )
     return tuple(words)
 

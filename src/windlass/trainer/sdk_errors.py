@@ -1,4 +1,4 @@
-"""Errors of Windlass that are also what Kubeflow's SDK raises in that place, so an `except` holds."""
+"""Windlass errors that inherit from what Kubeflow's SDK raises, so that its `except` clauses still work."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from windlass.errors import JobError, JobNotFound, SpecError, WaitTimeout
 
 
 class WrongArgument(SpecError, ValueError):
-    """A call that cannot be made as it was made; a ValueError in the SDK."""
+    """An invalid call. Kubeflow's SDK raises ValueError."""
 
 
 class JobExists(SpecError, RuntimeError):
-    """A job of that name is there already; a RuntimeError in the SDK."""
+    """A job of that name already exists. Kubeflow's SDK raises RuntimeError."""
 
 
 class JobMissing(JobNotFound, RuntimeError):
-    """There is no job of that name; a RuntimeError in the SDK."""
+    """No job has that name. Kubeflow's SDK raises RuntimeError."""
 
 
 class JobFailed(JobError, RuntimeError):
-    """A job that was waited for has failed; a RuntimeError in the SDK."""
+    """A job failed during a wait. Kubeflow's SDK raises RuntimeError."""
 
 
 class NotInTime(WaitTimeout, TimeoutError):
-    """What was waited for did not happen in time, and the job goes on; a TimeoutError in the SDK."""
+    """A wait timed out while the job continues. Kubeflow's SDK raises TimeoutError."""

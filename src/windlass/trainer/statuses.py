@@ -1,7 +1,7 @@
-"""A job's status in one word of the SDKs, and waiting for such a word.
+"""Status names of the SDKs for a job, and waiting for one of them.
 
-v1 has six words, v2 has four. `TrainerJob` is what `create_job` returns: a name, a status in v1's words,
-and results, which no SDK has. `wait_for_report` has a deadline and raises if the job fails unexpectedly.
+v1 has six statuses and v2 has four. `create_job` returns a `TrainerJob`: a name, a status of v1, and results,
+which no SDK has. `wait_for_report` has a deadline and raises if the job fails unexpectedly.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _ENDS = {
     Phase.SUCCEEDED: SUCCEEDED,
     Phase.FAILED: FAILED,
     Phase.CANCELLED: FAILED,
-    Phase.ENDED: UNKNOWN,  # how is not known any more
+    Phase.ENDED: UNKNOWN,  # the outcome is no longer known
 }
 _HOLDS = frozenset({NOT_ADMITTED, QUEUE_MISSING, QUEUE_TOO_SMALL, SUSPENDED})
 _V2 = {RESTARTING: RUNNING, HELD: CREATED, SUCCEEDED: COMPLETE}
-_LOOK_S = 0.2  # no longer between two looks, whatever the interval: they ask nothing of a cluster
+_LOOK_S = 0.2  # longest time between two checks, which send no requests to a cluster
 
 
 def name_v1(status: JobStatus) -> str:
-    """Created, Running, Restarting, Suspended, Succeeded or Failed; Unknown where nobody knows the end."""
+    """Return Created, Running, Restarting, Suspended, Succeeded or Failed, or Unknown for a lost outcome."""
     if status.phase.is_final:
         return _ENDS[status.phase]
     if any(condition.reason in _HOLDS for condition in status.conditions):
@@ -52,13 +52,13 @@ def name_v1(status: JobStatus) -> str:
 
 
 def name_v2(status: JobStatus) -> str:
-    """Created, Running, Complete or Failed."""
+    """Return Created, Running, Complete or Failed, or Unknown for an unknown outcome."""
     word = name_v1(status)
     return _V2.get(word, word)
 
 
 class TrainerJob:
-    """One job by the name that the user gave it."""
+    """A job with the name that the user gave it."""
 
     def __init__(self, name: str, job: Job, engine: Engine) -> None:
         self.name = name
@@ -70,20 +70,20 @@ class TrainerJob:
 
     @property
     def status(self) -> str:
-        """Now: Created, Running, Restarting, Suspended, Succeeded or Failed."""
+        """Current status: Created, Running, Restarting, Suspended, Succeeded or Failed."""
         return name_v1(self.job.status())
 
     def results(self, *, timeout_s: float | None = None) -> list[Any]:
-        """What the function returned on every rank, in rank order; raises what it raised.
+        """Return the function's result on every rank, in rank order, or raise the function's exception.
 
-        timeout_s: how long to wait for the job's end; None: for ever.
+        timeout_s: longest wait for the job's end, in seconds (default: no limit).
         """
         return self.job.results(timeout_s=timeout_s)
 
     def exception(self, *, timeout_s: float | None = None) -> BaseException | None:
-        """What made the job fail, of its own type where that can be rebuilt; None if nothing did.
+        """Return the exception that made the job fail, in its own type if possible, or None.
 
-        timeout_s: how long to wait for the job's end; None: for ever.
+        timeout_s: longest wait for the job's end, in seconds (default: no limit).
         """
         return self.job.exception(timeout_s=timeout_s)
 
@@ -96,17 +96,17 @@ def wait_for_report(
     *,
     timeout_s: float,
     every_s: float,
-    tell: Callable[[], object] | None = None,
+    notify: Callable[[], object] | None = None,
 ) -> None:
-    """Wait until the status has one of the words `expected`; `tell` is called after each look."""
+    """Wait until the status is one of `expected`. Call `notify` after each check."""
     _check(expected, words, timeout_s, every_s)
     seen = ""
 
     def is_there() -> bool:
         nonlocal seen
         seen = name_status(known.job.status())
-        if tell is not None:
-            tell()
+        if notify is not None:
+            notify()
         return seen in expected or seen in ENDED
 
     wait_until(is_there, timeout_s=timeout_s, every_s=min(every_s, _LOOK_S))
@@ -119,7 +119,7 @@ def wait_for_report(
         raise JobFailed(f"job {known.name} is {seen}{why}", hint=hint)
     raise NotInTime(
         f"job {known.name} is {seen} after {timeout_s:g} s, not {' or '.join(sorted(expected))}",
-        hint=f"it goes on; windlass why {known.job.id}",
+        hint=f"the job is still active; see windlass why {known.job.id}",
     )
 
 
@@ -127,13 +127,13 @@ def _check(
     expected: Collection[str], words: frozenset[str], timeout_s: float, every_s: float
 ) -> None:
     if isinstance(expected, str):
-        raise WrongArgument(f"expected is a set of statuses, not a text: {{{expected!r}}}")
+        raise WrongArgument(f"expected must be a set of statuses, not a string: {{{expected!r}}}")
     for word in expected:
         if word not in words:
             hint = did_you_mean(word, sorted(words))
-            raise WrongArgument(f"there is no status {word!r}", hint=hint)
+            raise WrongArgument(f"unknown status {word!r}", hint=hint)
     if every_s > timeout_s:
         raise WrongArgument(
             f"polling_interval {every_s:g} is more than the timeout {timeout_s:g}",
-            hint="give a smaller one",
+            hint="pass a smaller one",
         )

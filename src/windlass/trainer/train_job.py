@@ -43,7 +43,7 @@ _PENDING, _RUNNING, _SUCCEEDED, _FAILED = "Pending", "Running", "Succeeded", "Fa
 
 
 def make_runtime(name: str, *, image: str, num_nodes: int = 1) -> Runtime:
-    """A runtime of which no more is known."""
+    """Create a runtime from its name, image and node count."""
     trainer = RuntimeTrainer(
         trainer_type=TrainerType.CUSTOM_TRAINER,
         framework=_FRAMEWORK,
@@ -54,12 +54,12 @@ def make_runtime(name: str, *, image: str, num_nodes: int = 1) -> Runtime:
 
 
 def list_runtimes(api: Api | None, *, image: str) -> list[Runtime]:
-    """Those of the namespace first; without an API that serves them the one that is there by itself."""
+    """Return runtimes, the namespace's first. Without an API, return the built-in one."""
     if api is None:
         return [make_runtime(RUNTIME, image=image)]
     runtimes: dict[str, Runtime] = {}
     for kind in (TRAINING_RUNTIMES, CLUSTER_TRAINING_RUNTIMES):
-        with contextlib.suppress(Forbidden):  # not everybody may list those of the cluster
+        with contextlib.suppress(Forbidden):  # listing cluster runtimes may not be allowed
             for body in api.list(kind):
                 if names.LABEL_JOB not in labels_of(body) and labels_of(body).get(LABEL_FRAMEWORK):
                     runtimes.setdefault(name_of(body), read_runtime(body))
@@ -67,18 +67,18 @@ def list_runtimes(api: Api | None, *, image: str) -> list[Runtime]:
 
 
 def find_runtime(wanted: str | Runtime | None, runtimes: list[Runtime]) -> Runtime:
-    """The one of that name."""
+    """Return the runtime of that name, or raise WrongArgument."""
     name = RUNTIME if wanted is None else str(getattr(wanted, "name", wanted))
     for runtime in runtimes:
         if runtime.name == name:
             return runtime
     known = [runtime.name for runtime in runtimes]
-    hint = did_you_mean(name, known) if known else "ask an admin of the cluster for one"
+    hint = did_you_mean(name, known) if known else "ask a cluster admin to create one"
     raise WrongArgument(f"there is no runtime {name!r}", hint=hint)
 
 
 def read_runtime(body: Object) -> Runtime:
-    """A (Cluster)TrainingRuntime of the cluster."""
+    """Read a (Cluster)TrainingRuntime of the cluster."""
     framework = labels_of(body).get(LABEL_FRAMEWORK, UNKNOWN)
     is_builtin = framework == _BUILTIN
     container = _find_container(body)
@@ -95,7 +95,7 @@ def read_runtime(body: Object) -> Runtime:
 
 
 def read_device(resources: Mapping[str, Any]) -> tuple[str, str]:
-    """What a node computes with, and how many of them."""
+    """Return the kind of device in a node's resources, and how many there are."""
     for name, amount in resources.items():
         if "gpu" in name or "/" in name:
             return "gpu", str(amount)
@@ -113,7 +113,7 @@ def _find_container(body: Object) -> Object:
 
 
 def make_train_job(known: TrainerJob, api: Api | None, dialect: Dialect | None) -> TrainJob:
-    """The record of a job as it is now; `api` and `dialect` are those of a cluster."""
+    """Return the current record of a job. `api` and `dialect` are set for a cluster."""
     status = known.job.status()
     plan = None if is_adopted(status) else known.engine.plan(known.job.ref)
     pods = _find_pods(status, api, dialect)
@@ -144,12 +144,12 @@ def make_train_job(known: TrainerJob, api: Api | None, dialect: Dialect | None) 
 
 
 def is_adopted(status: JobStatus) -> bool:
-    """Whether others made it, with kubectl or the SDK."""
+    """Return whether the job was not created by Windlass, but with kubectl or the SDK."""
     return any(condition.reason == names.REASON_ADOPTED for condition in status.conditions)
 
 
 def list_events(known: TrainerJob, api: Api | None, dialect: Dialect | None) -> list[Event]:
-    """What the cluster says of the job's objects; without a cluster, the job's own timeline. Oldest first."""
+    """Return the cluster's events of a job, or its timeline without a cluster. Oldest first."""
     if api is None or dialect is None:
         moments = known.job.status().timeline
         return [_make_event("Job", known.name, str(m.name), "", m.at_s) for m in moments]
@@ -168,7 +168,7 @@ def list_events(known: TrainerJob, api: Api | None, dialect: Dialect | None) -> 
 
 
 def _is_about(event: Object, job_id: str, dialect: Dialect) -> bool:
-    """Whether it is of the job's object, of what that makes, or of one of its pods."""
+    """Return whether an event is about the job's object, the object that makes pods, or one of its pods."""
     involved = event.get("involvedObject", {})
     kind, name = involved.get("kind"), str(involved.get("name", ""))
     if kind == "Pod":
@@ -190,7 +190,7 @@ def _make_event(kind: str, name: str, reason: str, message: str, at_s: float) ->
 def _find_pods(
     status: JobStatus, api: Api | None, dialect: Dialect | None
 ) -> dict[int, tuple[str, str]]:
-    """Name and phase of the newest pod of each node."""
+    """Return the name and phase of each node's newest pod."""
     if api is None or dialect is None:
         return {}
     labels = {names.LABEL_JOB: status.job_id}
@@ -210,7 +210,7 @@ def _created(pod: Object) -> str:
 
 
 def _name_state(status: JobStatus, node: NodeStatus, pods: Mapping[int, tuple[str, str]]) -> str:
-    """A node's state in the words for pods; of an ended job the job's, since pods end a moment later."""
+    """Return a node's state as a pod phase. A finished job's nodes have its state, since pods end later."""
     if status.phase is Phase.SUCCEEDED:
         return _SUCCEEDED
     if status.phase.is_final or node.state == NodeState.LOST:

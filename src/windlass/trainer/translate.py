@@ -1,10 +1,10 @@
-"""From the SDKs' arguments to those of `wl.submit`: work, arguments, settings. Pure.
+"""Translation of the SDKs' arguments to those of `wl.submit`: work, arguments, settings. Performs no I/O.
 
-`create_job` is v1's call, `train` is v2's; both become a JobRequest. The module also translates resources
-({"cpu": "1", "memory": "2Gi", "gpu": "1"}; the request is also the limit), and a BuiltinTrainer, which
-becomes the command line of the recipe that fine-tunes language models. TorchTune is not used: the recipe
-trains the same models on the same losses, and options it lacks are refused by name. The SDK's own objects
-are recognised by their class names.
+`create_job` is the call of v1 and `train` that of v2. Both become a JobRequest. The module also translates
+resources such as {"cpu": "1", "memory": "2Gi", "gpu": "1"}, whose requests are also the limits. A
+BuiltinTrainer becomes the command line of the recipe that fine-tunes language models. The recipe replaces
+TorchTune: it trains the same models with the same losses, and options it lacks raise an error that names
+them. The SDK's own objects are recognised by their class names.
 
 `keep_present` sets the pull policy of images under a moving tag such as `latest`. Guides use such tags,
 and an unreachable registry must not keep their jobs from starting. No function here contacts a cluster.
@@ -38,25 +38,25 @@ _SETTINGS = {
 _GPU = "nvidia.com/gpu"
 _EXAMPLE = '{"cpu": "4", "memory": "16Gi", "gpu": 1}'
 RECIPE = ("-m", "windlass.recipes.train_framework")
-_RUNTIMES = "torchtune-"  # names of the runtimes that Kubeflow Trainer has for TorchTune
+_RUNTIMES = "torchtune-"  # prefix of the TorchTune runtimes in Kubeflow Trainer
 _HUB = "hf://"
 _ADAPTED = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
-_RANK, _ALPHA = 8, 16  # TorchTune's
+_RANK, _ALPHA = 8, 16  # defaults of TorchTune
 _NO_ADAPTERS = {
     "apply_lora_to_output": "the head has no adapters",
     "lora_dropout": "adapters have no dropout",
     "quantize_base": "weights below adapters are kept in bfloat16, not quantised",
-    "use_dora": "there is LoRA, and no DoRA",
+    "use_dora": "only LoRA is available",
 }
 _IF_MISSING = "IfNotPresent"
-_PER_GPU = ("auto", "gpu")  # v1's words for a number of processes
+_PER_GPU = ("auto", "gpu")  # values of num_procs_per_worker in v1
 _V1_INSTEAD = {
-    "job": "kubectl create -f runs a manifest; windlass status NAME -e pytorchjob shows it",
-    "num_chief_replicas": "num_workers= counts all of them: node 0 leads",
+    "job": "run `kubectl create -f` for a manifest, and `windlass status NAME -e pytorchjob` to see it",
+    "num_chief_replicas": "num_workers= counts all of them, and node 0 leads",
     "num_ps_replicas": "there are no parameter servers; num_workers= counts the workers",
-    "volume_mounts": "volumes=['CLAIM:/path'] says both",
-    "train_func_parameters": "parameters={...} is what train_func is called with",
+    "volume_mounts": "volumes=['CLAIM:/path'] replaces it",
+    "train_func_parameters": "parameters={...} is the argument of train_func",
 }
 _V1_KEYWORDS = (
     *("train_func", "base_image", "num_workers", "resources_per_worker", "parameters"),
@@ -66,9 +66,9 @@ _V2_KEYWORDS = ("runtime", "initializer", "trainer", "options")
 
 
 def read_resources(resources: Mapping[str, Any] | None, keyword: str) -> dict[str, Any]:
-    """The settings that mean the same; `keyword` is what errors call it."""
+    """Translate resources to settings. `keyword` names them in errors."""
     if resources is not None and not isinstance(resources, Mapping):
-        raise WrongArgument(f"{keyword} is a dict, not {resources!r:.60}", hint=_EXAMPLE)
+        raise WrongArgument(f"{keyword} must be a dict, not {resources!r:.60}", hint=_EXAMPLE)
     settings: dict[str, Any] = {}
     for name, amount in (resources or {}).items():
         if name in _SETTINGS:
@@ -79,7 +79,7 @@ def read_resources(resources: Mapping[str, Any] | None, keyword: str) -> dict[st
             hint = did_you_mean(name, (*_SETTINGS, "gpu"), _EXAMPLE, show=repr)
             raise WrongArgument(f"{keyword} has no {name!r}", hint=hint)
         if "gpus" in settings:
-            raise WrongArgument(f"{keyword} asks for GPUs of two kinds", hint=_EXAMPLE)
+            raise WrongArgument(f"{keyword} requests GPUs of two kinds", hint=_EXAMPLE)
         settings["gpus"] = _count(name, amount, keyword)
         if resource != _GPU:
             settings["gpu_resource"] = resource
@@ -87,7 +87,7 @@ def read_resources(resources: Mapping[str, Any] | None, keyword: str) -> dict[st
 
 
 def count_processes(resources: Mapping[str, Any] | None, keyword: str) -> int | None:
-    """How many processes Kubeflow Trainer starts on a node with these: None is one per GPU, or one."""
+    """Return how many processes Kubeflow Trainer would start on a node. None means one per GPU, or 1."""
     settings = read_resources(resources, keyword)
     if settings.get("gpus") or not settings.get("cpus"):
         return None
@@ -99,7 +99,7 @@ def count_processes(resources: Mapping[str, Any] | None, keyword: str) -> int | 
 
 
 def _name_gpu(name: Any) -> str:
-    """The resource of Kubernetes that is meant; empty where it is none that counts devices."""
+    """Return the Kubernetes resource of a GPU name, or an empty string if it is not a device."""
     text = str(name)
     if text == "gpu":
         return _GPU
@@ -115,13 +115,13 @@ def _count(name: str, amount: Any, keyword: str) -> int:
         number = -1
     if number < 0:
         raise WrongArgument(
-            f"{keyword}: {name!r} is a whole number, not {amount!r:.40}", hint=_EXAMPLE
+            f"{keyword}: {name!r} must be a whole number, not {amount!r:.40}", hint=_EXAMPLE
         )
     return number
 
 
 def is_for_tuning(runtime: Any) -> bool:
-    """Return whether a runtime is one of TorchTune's: its pods fetch data and a model, and run no recipe."""
+    """Return whether a runtime is one of TorchTune's. Its pods fetch data and a model, but run no recipe."""
     return str(getattr(runtime, "name", runtime)).startswith(_RUNTIMES)
 
 
@@ -157,7 +157,7 @@ def _read_adapters(peft: Any) -> list[str]:
     unknown = [name for name in peft.lora_attn_modules if name not in _ADAPTED]
     if unknown:
         raise WrongArgument(
-            f"lora_attn_modules has no {unknown[0]!r}", hint=f"there are {', '.join(_ADAPTED)}"
+            f"lora_attn_modules has no {unknown[0]!r}", hint=f"use {', '.join(_ADAPTED)}"
         )
     targets = [_ADAPTED[name] for name in peft.lora_attn_modules]
     targets += _MLP if peft.apply_lora_to_mlp else ()
@@ -176,9 +176,9 @@ def _read_initializer(initializer: Any) -> tuple[list[str], dict[str, str]]:
     model: Any = getattr(initializer, "model", None)
     if type(model).__name__ != "HuggingFaceModelInitializer":
         raise WrongArgument(
-            "a BuiltinTrainer was not told its model"
+            "a BuiltinTrainer needs a model"
             if model is None
-            else f"a {type(model).__name__} cannot be read",
+            else f"a {type(model).__name__} is not supported",
             hint='initializer=Initializer(model=HuggingFaceModelInitializer("hf://ID"))',
         )
     words = ["--model", model.storage_uri.removeprefix(_HUB)]
@@ -187,7 +187,7 @@ def _read_initializer(initializer: Any) -> tuple[list[str], dict[str, str]]:
         if not isinstance(dataset, str):
             kind = type(dataset).__name__
             raise WrongArgument(
-                f"a {kind} cannot be read", hint=explain_missing("HuggingFaceDatasetInitializer")
+                f"a {kind} is not supported", hint=explain_missing("HuggingFaceDatasetInitializer")
             )
         words += ["--train-file", dataset]
     return words, {"HF_TOKEN": model.access_token} if model.access_token else {}
@@ -198,18 +198,18 @@ def _value(choice: Any) -> str:
 
 
 def keep_present(image: str) -> tuple[Mapping[str, Any], str]:
-    """A patch of the pods' template and what to say of it; both empty where the tag does not move."""
+    """Return a patch of the pod template and a note about it, or two empty values if the tag is fixed."""
     if not image or pull_policy(image) == _IF_MISSING:
         return {}, ""
-    # by our own name for it: whatever a kind calls it, patches are made before
+    # patches apply before the engine renames the container, so use Windlass' own name
     ours = {"name": names.CONTAINER, "imagePullPolicy": _IF_MISSING}
-    note = f"{image} is pulled where it is missing only; a tag of its own says which one it is"
+    note = f"{image} is only pulled where it is missing; use a fixed tag to choose a version"
     return {"spec": {"containers": [ours]}}, note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """One job, in the words of `wl.submit`."""
+    """A job in terms of `wl.submit`."""
 
     target: Callable[..., Any] | tuple[str, ...]
     args: tuple[Any, ...] = ()
@@ -232,12 +232,12 @@ def read_v1_job(
     env_vars: Any,
     more: Mapping[str, Any],
 ) -> JobRequest:
-    """What `create_job` asks for; `parameters` are one argument of the function, as in the SDK."""
+    """Translate a `create_job` call. As in the SDK, `parameters` is one argument of the function."""
     others = _check_more(more)
     if not callable(train_func):
         raise WrongArgument(
             f"train_func must be a function, not {train_func!r:.60}",
-            hint="windlass run SCRIPT -e trainjob runs a script",
+            hint="run a script with: windlass run SCRIPT -e trainjob",
         )
     keyword = "resources_per_worker"
     settings = {
@@ -257,7 +257,7 @@ def read_v1_job(
 
 
 def read_trainer(trainer: Any, options: ReadOptions, initializer: Any = None) -> JobRequest:
-    """What `train` asks for."""
+    """Translate a `train` call."""
     kind = type(trainer).__name__
     if kind == "BuiltinTrainer":
         return _read_builtin(trainer, options, initializer)
@@ -268,12 +268,12 @@ def read_trainer(trainer: Any, options: ReadOptions, initializer: Any = None) ->
         request = _read_container(trainer, options)
     elif trainer is None:
         raise WrongArgument(
-            "trainer= is missing: a runtime alone says nothing of what to run",
-            hint="trainer=CustomTrainer(func=...)",
+            "trainer= is missing, so there is nothing to run",
+            hint="pass trainer=CustomTrainer(func=...)",
         )
     else:
-        hint = explain_missing(kind) or "trainer=CustomTrainer(func=...)"
-        raise WrongArgument(f"a {kind} cannot be run", hint=hint)
+        hint = explain_missing(kind) or "pass trainer=CustomTrainer(func=...)"
+        raise WrongArgument(f"a {kind} is not a supported trainer", hint=hint)
     procs = count_processes(trainer.resources_per_node, "resources_per_node")
     settings = {
         **read_resources(trainer.resources_per_node, "resources_per_node"),
@@ -292,7 +292,7 @@ def _read_builtin(trainer: Any, options: ReadOptions, initializer: Any) -> JobRe
     if options.command:
         raise WrongArgument(
             "TrainerCommand and TrainerArgs are for a CustomTrainerContainer",
-            hint="BuiltinTrainer runs a recipe, whose settings are in its config",
+            hint="BuiltinTrainer runs a recipe; pass its settings in config",
         )
     config = trainer.config
     words, env = read_tuning(config, initializer)
@@ -309,7 +309,7 @@ def _read_function(trainer: Any, options: ReadOptions) -> JobRequest:
     if options.command:
         raise WrongArgument(
             "TrainerCommand and TrainerArgs are for a CustomTrainerContainer",
-            hint="CustomTrainer runs its func; give it func_args",
+            hint="CustomTrainer runs its func; pass arguments in func_args",
         )
     if not callable(trainer.func):
         raise WrongArgument(f"func must be a function, not {trainer.func!r:.60}")
@@ -322,34 +322,34 @@ def _read_function(trainer: Any, options: ReadOptions) -> JobRequest:
 def _read_container(trainer: Any, options: ReadOptions) -> JobRequest:
     if not options.command:
         raise WrongArgument(
-            "what the image starts by itself is not known here",
-            hint='options=[TrainerCommand(["torchrun", "/app/main.py"])]',
+            "a CustomTrainerContainer needs a command, because the image's own command is unknown",
+            hint='pass options=[TrainerCommand(["torchrun", "/app/main.py"])]',
         )
     settings = {"env": _read_env(trainer.env, (), ()), "in_image": True}
     return JobRequest(target=options.command, settings=settings)
 
 
 def check_train_keywords(wrong: Mapping[str, Any]) -> None:
-    """Refuse a keyword that `train` does not have."""
+    """Raise WrongArgument for a keyword that `train` does not have."""
     for name in wrong:
         hint = did_you_mean(name, _V2_KEYWORDS, show=repr)
         if name in ("func", "func_args", "num_nodes", "resources_per_node", "image", "env"):
-            hint = f"trainer=CustomTrainer({name}=...)"
+            hint = f"use trainer=CustomTrainer({name}=...)"
         elif name == "name":
-            hint = "options=[Name(...)], from windlass.trainer.options"
+            hint = "use options=[Name(...)], from windlass.trainer.options"
         raise WrongArgument(f"train has no keyword {name!r}", hint=hint)
 
 
 def check_initializer(initializer: Any) -> None:
-    """Refuse what would fetch data or a model for a function or an image."""
+    """Raise WrongArgument for an initializer, which only a BuiltinTrainer can use."""
     if initializer is not None:
         kind = type(initializer).__name__
         hint = explain_missing(kind) or explain_missing("S3ModelInitializer")
-        raise WrongArgument("initializers are not run here", hint=hint)
+        raise WrongArgument("only a BuiltinTrainer supports initializers", hint=hint)
 
 
 def check_settings(what: str, given: Mapping[str, Any], own: Iterable[str]) -> None:
-    """Refuse keywords that are neither settings nor a call's own."""
+    """Raise WrongArgument for keywords that are neither settings nor the call's own."""
     for name in given:
         if name not in BY_NAME:
             hint = did_you_mean(name, sorted({*BY_NAME, *own}), show=repr)
@@ -357,14 +357,14 @@ def check_settings(what: str, given: Mapping[str, Any], own: Iterable[str]) -> N
 
 
 def _check_more(more: Mapping[str, Any]) -> dict[str, Any]:
-    """The other keywords of `create_job`: v1's that mean a setting, and settings."""
+    """Translate the other keywords of `create_job` to settings."""
     settings = {name: value for name, value in more.items() if value is not None}
     for name, hint in _V1_INSTEAD.items():
         if name in settings:
             raise WrongArgument(f"create_job takes no {name}", hint=hint)
     kind = settings.pop("job_kind", "PyTorchJob")
     if kind != "PyTorchJob":
-        raise WrongArgument(f"a {kind} cannot be run", hint="leave job_kind out")
+        raise WrongArgument(f"job_kind {kind} is not supported", hint="leave job_kind out")
     if (queue := settings.pop("queue_name", None)) is not None:
         settings["queue"] = queue
     check_settings("create_job", settings, _V1_KEYWORDS)
@@ -374,7 +374,7 @@ def _check_more(more: Mapping[str, Any]) -> dict[str, Any]:
 def _read_env(
     given: Any, packages: Iterable[str] | None, pip_index_urls: Iterable[str]
 ) -> dict[str, str]:
-    """Variables of every rank; packages are among them, as steps that a rank takes first."""
+    """Return the variables of every rank. Packages become a variable with steps that each rank runs first."""
     env = {} if given is None else _read_variables(given)
     if not packages:
         return env
@@ -386,12 +386,12 @@ def _read_env(
 
 
 def _read_words(given: Iterable[str]) -> list[str]:
-    """A list; a text is one of them, not its letters, which would be packages of strangers."""
+    """Return a list of strings. A single string is one item, not a list of letters."""
     return [given] if isinstance(given, str) else [*given]
 
 
 def _read_variables(given: Any) -> dict[str, str]:
-    """A dict, or a list of objects with a name and a value, as v1 has them."""
+    """Read a dict, or a list of objects with a name and a value as in v1."""
     if isinstance(given, Mapping):
         return {str(key): str(value) for key, value in given.items()}
     variables: dict[str, str] = {}
@@ -399,8 +399,8 @@ def _read_variables(given: Any) -> dict[str, str]:
         name, value = getattr(one, "name", None), getattr(one, "value", None)
         if not isinstance(name, str) or not isinstance(value, str):
             raise WrongArgument(
-                f"environment variables are a dict, not {given!r:.60}",
-                hint='{"NAME": "value"}; for a Secret TrainerClient(secrets=["NAME=SECRET:KEY"])',
+                f"environment variables must be a dict, not {given!r:.60}",
+                hint='{"NAME": "value"}; for a Secret, use TrainerClient(secrets=["NAME=SECRET:KEY"])',
             )
         variables[name] = value
     return variables

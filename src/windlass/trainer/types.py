@@ -1,6 +1,6 @@
-"""The records of Kubeflow's SDK, with its names and fields: what `train` takes and what `get_job` gives.
+"""Records of Kubeflow's SDK with its names and fields: arguments of `train` and results of `get_job`.
 
-Plain data. A TrainJob is what was seen when it was asked for; its `results` are an addition of ours.
+Plain data. A TrainJob is a snapshot. Its `results` method is an addition of Windlass.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ UNKNOWN = "Unknown"
 
 @dataclass
 class CustomTrainer:
-    """A function to run on every rank: it travels with all that it refers to.
+    """A function to run on every rank, sent together with everything it refers to.
 
     func: the function.
     func_args: its keyword arguments.
-    image: the pods' image; None: the runtime's.
-    packages_to_install: packages for `pip install`, before the function runs.
-    pip_index_urls: where they come from: an index, and more of them; empty: what the image's pip uses.
-    num_nodes: how many nodes; None: one.
-    resources_per_node: such as {"gpu": 4, "cpu": 5, "memory": "10G"}.
+    image: the pods' image (default: the runtime's).
+    packages_to_install: packages for `pip install`, installed before the function runs.
+    pip_index_urls: the package index, then extra indexes (default: the one configured in the image).
+    num_nodes: number of nodes (default: 1).
+    resources_per_node: for example {"gpu": 4, "cpu": 5, "memory": "10G"}.
     env: environment variables of every rank.
     """
 
@@ -43,11 +43,11 @@ class CustomTrainer:
 
 @dataclass
 class CustomTrainerContainer:
-    """A program of an image; options say which: TrainerCommand, TrainerArgs.
+    """A program in an image, chosen with the options TrainerCommand and TrainerArgs.
 
     image: the pods' image.
-    num_nodes: how many nodes; None: one.
-    resources_per_node: such as {"gpu": 4, "cpu": 5, "memory": "10G"}.
+    num_nodes: number of nodes (default: 1).
+    resources_per_node: for example {"gpu": 4, "cpu": 5, "memory": "10G"}.
     env: environment variables of every node.
     """
 
@@ -58,14 +58,14 @@ class CustomTrainerContainer:
 
 
 class DataType(enum.Enum):
-    """Numbers that a fine-tuning computes with."""
+    """Precision of a fine-tuning."""
 
     BF16 = "bf16"
     FP32 = "fp32"
 
 
 class Loss(enum.Enum):
-    """Loss of a fine-tuning: cross entropy, whose logits the recipe computes in pieces too."""
+    """Loss of a fine-tuning: cross entropy with logits computed in chunks, as in the recipe."""
 
     CEWithChunkedOutputLoss = "torchtune.modules.loss.CEWithChunkedOutputLoss"
 
@@ -74,11 +74,11 @@ class Loss(enum.Enum):
 class LoraConfig:
     """Adapters of a fine-tuning.
 
-    apply_lora_to_mlp: on the layers of MLPs, too.
+    apply_lora_to_mlp: also adapt the layers of MLPs.
     apply_lora_to_output: not supported.
-    lora_attn_modules: the layers of attention: q_proj, k_proj, v_proj, output_proj.
-    lora_rank: their rank; None: 8.
-    lora_alpha: their scale, times their rank; None: 16.
+    lora_attn_modules: the attention layers to adapt: q_proj, k_proj, v_proj, output_proj.
+    lora_rank: rank of the adapters (default: 8).
+    lora_alpha: scale of the adapters, times their rank (default: 16).
     lora_dropout: not supported.
     quantize_base: not supported.
     use_dora: not supported.
@@ -98,16 +98,16 @@ class LoraConfig:
 
 @dataclass
 class TorchTuneConfig:
-    """Settings of a fine-tuning; None: the recipe's own.
+    """Settings of a fine-tuning, with the recipe's defaults.
 
-    dtype: numbers to compute with.
-    batch_size: rows of one optimizer step, over all ranks.
-    epochs: how often the data are read.
+    dtype: precision.
+    batch_size: rows per optimizer step, over all ranks.
+    epochs: number of passes over the data.
     loss: cross entropy.
-    num_nodes: how many nodes; None: one.
-    peft_config: adapters; None: all weights are trained.
-    dataset_preprocess_config: not supported; None.
-    resources_per_node: such as {"gpu": 4, "cpu": 5, "memory": "10G"}.
+    num_nodes: number of nodes (default: 1).
+    peft_config: adapters (default: all weights are trained).
+    dataset_preprocess_config: not supported, must be None.
+    resources_per_node: for example {"gpu": 4, "cpu": 5, "memory": "10G"}.
     """
 
     dtype: DataType | None = None
@@ -134,9 +134,9 @@ class BuiltinTrainer:
 class HuggingFaceModelInitializer:
     """The model that a BuiltinTrainer trains.
 
-    storage_uri: hf://ID of the hub, or a folder.
-    ignore_patterns: not used: only what is needed is downloaded.
-    access_token: the hub's token.
+    storage_uri: hf://ID on the Hugging Face hub, or a folder.
+    ignore_patterns: ignored, because only required files are downloaded.
+    access_token: token for the hub.
     """
 
     storage_uri: str
@@ -148,7 +148,7 @@ class HuggingFaceModelInitializer:
 class Initializer:
     """The data and the model of a BuiltinTrainer.
 
-    dataset: a JSONL file, or a folder of them; None: /data/train.jsonl.
+    dataset: a JSONL file, or a folder of them (default: /data/train.jsonl).
     model: HuggingFaceModelInitializer.
     """
 
@@ -157,14 +157,14 @@ class Initializer:
 
 
 class TrainerType(enum.Enum):
-    """What a runtime is for."""
+    """Kind of trainer that a runtime serves."""
 
     CUSTOM_TRAINER = "CustomTrainer"
     BUILTIN_TRAINER = "BuiltinTrainer"
 
 
 class RuntimeKind(enum.Enum):
-    """Whose a runtime is: the cluster's or the namespace's."""
+    """Scope of a runtime: the cluster or a namespace."""
 
     CLUSTER_TRAINING_RUNTIME = "ClusterTrainingRuntime"
     TRAINING_RUNTIME = "TrainingRuntime"
@@ -172,7 +172,7 @@ class RuntimeKind(enum.Enum):
 
 @dataclass
 class RuntimeTrainer:
-    """The trainer of a runtime: its image and its size."""
+    """Image and size of a runtime's trainer."""
 
     trainer_type: TrainerType
     framework: str
@@ -184,7 +184,7 @@ class RuntimeTrainer:
 
 @dataclass
 class Runtime:
-    """A blueprint that an admin has made for jobs."""
+    """Job template that a cluster admin has created."""
 
     name: str
     trainer: RuntimeTrainer
@@ -194,7 +194,7 @@ class Runtime:
 
 @dataclass
 class Step:
-    """One node of a job: `node-0` is the first."""
+    """A node of a job, named `node-0`, `node-1` and so on."""
 
     name: str
     status: str | None
@@ -205,7 +205,7 @@ class Step:
 
 @dataclass
 class TrainJob:
-    """A job as it was when it was asked for."""
+    """Snapshot of a job."""
 
     name: str
     runtime: Runtime
@@ -216,30 +216,30 @@ class TrainJob:
     _job: Job | None = field(default=None, init=False, repr=False, compare=False)
 
     def bind(self, job: Job) -> None:
-        """Said by the client that made the record."""
+        """Attach the job, so that `job` and `results` work. Called by the client."""
         self._job = job
 
     @property
     def job(self) -> Job:
-        """The same as Windlass has it: logs, verdict, results."""
+        """Job in Windlass' own API, with logs, verdict and results."""
         if self._job is None:
             raise SpecError(
-                f"this TrainJob {self.name} was not given by a client",
-                hint=f"TrainerClient().get_job({self.name!r}).results()",
+                f"TrainJob {self.name} was not created by a client",
+                hint=f"call TrainerClient().get_job({self.name!r}).results()",
             )
         return self._job
 
     def results(self, *, timeout_s: float | None = None) -> list[Any]:
-        """What the function returned on every rank, in rank order; raises what it raised.
+        """Return the function's result on every rank, in rank order, or raise the function's exception.
 
-        timeout_s: how long to wait for the job's end; None: for ever.
+        timeout_s: longest wait for the job's end, in seconds (default: no limit).
         """
         return self.job.results(timeout_s=timeout_s)
 
 
 @dataclass
 class Event:
-    """One thing that happened to a job, or to what it is made of."""
+    """An event of a job or of its objects."""
 
     involved_object_kind: str
     involved_object_name: str
@@ -250,10 +250,10 @@ class Event:
 
 @dataclass
 class TrainJobTemplate:
-    """What `train` takes, kept together: `train(**template)`.
+    """Reusable arguments of `train`, passed as `train(**template)`.
 
     trainer: the function and its nodes.
-    runtime: a runtime, or its name; None: torch-distributed.
+    runtime: a runtime or its name (default: torch-distributed).
     initializer: the model and the data of a BuiltinTrainer.
     """
 
