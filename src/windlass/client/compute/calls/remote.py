@@ -98,9 +98,8 @@ class Remote:
         self._compute: Compute | None = None
         self._spread: Distribution | None = None
         self._requests: Requests | None = None
-        self._deployed: Mapping[str, Any] | None = (
-            None  # its description by the process that deployed it
-        )
+        # its description by the process that deployed it
+        self._deployed: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         where = self._compute.name if self._compute else "nowhere yet"
@@ -359,7 +358,7 @@ class OwnMethods(Remote):
     """Remote class that defines methods with names of `Remote`. On a compute, the class's own win.
 
     Before `.to` there is no object, so `cls(C).options(...).distribute(...).to(compute)` uses those of
-    `Remote`. `.to` with a Compute always does.
+    `Remote`. `.to` with a Compute is always the method of `Remote`.
     """
 
     def __getattribute__(self, name: str) -> Any:

@@ -135,9 +135,8 @@ class Decorated:
         """Start it unless it is running, so that `get(name)` finds it. Returns the remote version."""
         from windlass.client.compute.calls.remote import Remote
 
-        self._remote = Remote.deploy(
-            self._send()
-        )  # not a `deploy` method that the class may define
+        # not self._send().deploy(): the class may define a `deploy` method
+        self._remote = Remote.deploy(self._send())
         return self._remote
 
     @property
@@ -204,7 +203,7 @@ class Decorated:
         return (self._target,)
 
     def __reduce__(self) -> Any:
-        """Pickle the plain function, which ranks have. By name if possible."""
+        """Pickle as the plain function, which ranks have, and by name if possible."""
         here: Any = sys.modules.get(self.__module__)
         for part in self.__qualname__.split("."):
             here = getattr(here, part, None)

@@ -100,7 +100,7 @@ class LeadConnections:
 
     def __init__(self, engine: ComputeEngine) -> None:
         self.spill = ""
-        self.python = ""  # the nodes' version, such as 3.11
+        self.python = ""  # the nodes' Python version, such as 3.11
         self.projects: dict[str, str] = {}  # digests of projects that the lead has
         self._engine = engine
         self._free: list[Connection] = []

@@ -45,9 +45,8 @@ def find_holders(engine: ComputeEngine, ref: JobRef) -> Iterator[IdleCompute]:
     for other in engine.computes():
         if other.job_id == ref.job_id:
             continue
-        with contextlib.suppress(
-            OSError, WindlassError
-        ):  # a compute that does not answer is not idle
+        # a compute that does not answer is not idle
+        with contextlib.suppress(OSError, WindlassError):
             plan = engine.plan(other)
             held, per_node = _read_gpus(plan)
             if not _is_own(plan) or (resource and held != resource):
