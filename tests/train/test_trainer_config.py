@@ -92,13 +92,13 @@ def test_help_has_a_word_on_each_setting(options_type):
         ({"batch": 6, "batch_size": 3}, "batch and batch_size are both given", "of one rank"),
         (["--learning-rate", "1"], "no setting 'learning_rate'", "it is called lr here"),
         ({"optim_lr": 3, "lr": 3}, "optim_lr and lr are the same setting", "give one of them"),
-        ({"epochs": "three"}, "epochs is 'three', and should be int | None", "change epochs"),
+        ({"epochs": "three"}, "epochs is 'three', but should be int | None", "change epochs"),
         ({"epochs": 2.5}, "epochs is 2.5", ""),
-        ({"compile": 3}, "compile is 3, and should be bool", ""),
+        ({"compile": 3}, "compile is 3, but should be bool", ""),
         ({"epochs": 0}, "epochs is 0", "from 1 up"),
         ({"lr": "inf"}, "lr is inf", "a rate above 0"),
-        ({"weight_decay": -1.0}, "weight_decay is -1", "0 is none"),
-        ({"clip": -1.0}, "clip is -1", "none does not clip"),
+        ({"weight_decay": -1.0}, "weight_decay is -1", "0 disables it"),
+        ({"clip": -1.0}, "clip is -1", "none to disable clipping"),
         ({"run": "../../x"}, "run is '../../x'", "a name such as"),
         ({"run": "/tmp/x"}, "run is '/tmp/x'", "a name such as"),
         ({"run": "./"}, "run is './'", "a name such as"),
@@ -106,7 +106,7 @@ def test_help_has_a_word_on_each_setting(options_type):
         ({"best": "lowest"}, "best is 'lowest'", '"min" or "max"'),
         ({"validate_every": "often"}, "validate_every is 'often'", ""),
         ({"checkpoint_every": "soon"}, "'soon' is not a time", '"30s"'),
-        ({"validate_every": 0}, "validate_every is 0", "or leave it out"),
+        ({"validate_every": 0}, "validate_every is 0", "or remove the setting"),
         ({"checkpoint_every": -3}, "checkpoint_every is -3", "0 saves no checkpoints"),
         ({"tokens_per_sample": -1}, "tokens_per_sample is -1", ""),
         ({"steps": math.inf}, "steps is inf", ""),
@@ -127,7 +127,7 @@ def test_what_is_wrong_is_told(config, message, hint):
     [
         ("a.yaml", b"lr: [1\n  x", "is not YAML"),
         ("a.json", b"{lr", "is not JSON"),
-        ("a.yaml", b"\xff\xfe", "it is no text"),
+        ("a.yaml", b"\xff\xfe", "it is not text"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, message):
@@ -150,7 +150,7 @@ def test_settings_of_ones_own_are_fields():
 
 def test_a_budget_of_tokens_is_a_number_of_samples():
     assert read(tokens_per_step=1 << 16, tokens_per_sample=2048).samples_per_step == 32
-    with pytest.raises(SpecError, match="how many tokens a sample has"):
+    with pytest.raises(SpecError, match="the number of tokens per sample"):
         _ = read(tokens_per_step=1 << 16).samples_per_step
 
 

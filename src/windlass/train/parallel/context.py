@@ -1,9 +1,9 @@
-"""One process of a training: its rank, its device, its output folder, and what it exchanges with the others.
+"""One process of a training: its rank, its device, its output folder, and exchanges with other ranks.
 
-`get_context()` is right in three worlds: under `windlass run`, under plain torchrun, and in one process with
-no launcher, where every collective is the identity. Everything in `windlass.train` asks here; nothing else
-reads a launcher's variables. Plain values are exchanged as JSON, so that receiving one runs no code: torch's
-own object collectives unpickle what any peer sends. No model, no data, no strategy in here.
+`get_context()` works under `windlass run`, under plain torchrun, and in one process without a launcher, where
+every collective is the identity. Everything in `windlass.train` uses it, and no other module reads a
+launcher's variables. Plain values are exchanged as JSON, so that receiving one runs no code. torch's own
+object collectives unpickle whatever a peer sends. This module knows no model, no data and no strategy.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def encode_plain(value: Any) -> bytes:
 
 
 def decode_plain(data: bytes) -> Any:
-    """Return the value that `encode_plain` was given."""
+    """Return the value that was passed to `encode_plain`."""
     try:
         return _from_json(json.loads(data))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -96,7 +96,7 @@ def _to_json(value: Any) -> Any:
         return {"dict": [[_to_json(key), _to_json(one)] for key, one in value.items()]}
     kind = type(value)
     raise SpecError(
-        f"ranks exchange plain values, and this is a {kind.__module__}.{kind.__qualname__}",
+        f"ranks exchange only plain values, not a {kind.__module__}.{kind.__qualname__}",
         hint=_HINT,
     )
 
@@ -113,15 +113,15 @@ def _from_json(value: Any) -> Any:
         return base64.b64decode(content)
     if kind == "dict":
         return {_from_json(key): _from_json(one) for key, one in content}
-    raise ValueError(f"there is no kind {kind!r:.40}")
+    raise ValueError(f"unknown kind {kind!r:.40}")
 
 
-atexit.register(wait_for_exchange_threads)  # here, since handlers registered early run late
+atexit.register(wait_for_exchange_threads)  # registered early, so that it runs late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Where this process stands among the ranks of its job."""
+    """Place of this process among the ranks of its job."""
 
     rank: int
     world_size: int
@@ -129,49 +129,49 @@ class Context:
     local_world_size: int
     node: int
     num_nodes: int
-    attempt: int  # 0 at first, one more after each restart
+    attempt: int  # number of restarts before this one
     device: torch.device
-    out: Path  # the job's output folder; made by whoever writes there
+    out: Path  # the job's output folder, made by its first writer
     preemption: Preemption
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the one rank that writes and prints for all."""
+        """True if this rank writes and prints for all."""
         return self.rank == 0
 
     def mesh(self, shape: str = "ddp") -> DeviceMesh | None:
-        """The ranks as torch's DeviceMesh, with the axes of a shape like "fsdp=8,dp=2"; None for one process.
+        """Return the ranks as torch's DeviceMesh, with the axes of a shape like "fsdp=8,dp=2".
 
-        Every rank must call it, with the same shape.
+        Returns None for one process. Call it on every rank, with the same shape.
         """
         from windlass.train.parallel.shape import read_shape
-        from windlass.train.parallel.strategies import make_mesh  # which needs the context itself
+        from windlass.train.parallel.strategies import make_mesh  # it imports this module
 
         sizes = {"world_size": self.world_size, "local_world_size": self.local_world_size}
         return make_mesh(read_shape(shape, **sizes), self.device)
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this."""
         self.total(0.0)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order, on every rank.
+        """Return every rank's value, in rank order, on every rank.
 
-        Values are exchanged as JSON, never by pickle: None, bool, int, float, str, bytes, and lists, tuples
-        and dicts of them.
+        Values are exchanged as JSON, never by pickle. They may be None, bool, int, float, str, bytes, and
+        lists, tuples and dicts of them.
         """
         if not _has_group():
             return [decode_plain(encode_plain(value))]
         return gather_values(value, _exchange_device(self.device))
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, on every rank; of the same types as those of `gather`."""
+        """Return rank 0's value on every rank. It accepts the same types as `gather`."""
         if not _has_group():
             return decode_plain(encode_plain(value))
         return broadcast_value(value, _exchange_device(self.device))
 
     def total(self, *numbers: float) -> tuple[float, ...]:
-        """Each number, summed over all ranks."""
+        """Return each number summed over all ranks."""
         if not _has_group():
             return tuple(float(number) for number in numbers)
         sums = torch.tensor(numbers, dtype=torch.float64, device=_exchange_device(self.device))
@@ -179,7 +179,7 @@ class Context:
         return tuple(sums.tolist())
 
     def report(self, step: int | None = None, total: int | None = None, **metrics: float) -> None:
-        """Tell the job's live view and `windlass status` where this rank is; elsewhere, nothing happens."""
+        """Report this rank's progress to the job's live view and `windlass status`, if it runs in a job."""
         report(step=step, total=total, **metrics)
 
 
@@ -187,13 +187,13 @@ _context: tuple[object, Context] | None = None
 
 
 def get_context(*, backend: str | None = None, device: str | None = None) -> Context:
-    """This process's context; a second call returns the same one.
+    """Return this process's context. Later calls return the same one.
 
-    The first call joins the process group where a launcher has set RANK and WORLD_SIZE and nobody has joined
-    yet, chooses the CUDA device, and listens for SIGTERM.
+    The first call chooses the CUDA device and listens for SIGTERM. It also joins the process group if a
+    launcher set RANK and WORLD_SIZE and the process has not joined yet.
 
-    backend: of torch.distributed; "gloo" on CPU and "cpu:gloo,cuda:nccl" on GPUs unless given.
-    device: such as "cpu" or "cuda:1"; the GPU of this rank's number where every rank of the node has one.
+    backend: torch.distributed's backend (default: "gloo" on CPU, "cpu:gloo,cuda:nccl" on GPUs).
+    device: such as "cpu" or "cuda:1" (default: this rank's GPU, if every rank of the node has one).
     """
     global _context
     key = (os.getpid(), os.environ.get(names.RANK), os.environ.get(names.WORLD_SIZE), _has_group())
@@ -203,8 +203,8 @@ def get_context(*, backend: str | None = None, device: str | None = None) -> Con
             return known
         if dist.is_initialized():
             raise SpecError(
-                f"this process has joined its group on {known.device}, and {device} is asked for",
-                hint="give device= the first time that a context is asked for, or a trainer is made",
+                f"this process joined its group on {known.device}, but {device} is requested",
+                hint="give device= to the first get_context() or trainer",
             )
     context = _make_context(os.environ, backend=backend, device=device)
     _context = ((*key[:3], _has_group()), context)
@@ -214,7 +214,9 @@ def get_context(*, backend: str | None = None, device: str | None = None) -> Con
 def _make_context(
     environ: Mapping[str, str], *, backend: str | None, device: str | None
 ) -> Context:
-    is_worker = torch.utils.data.get_worker_info() is not None  # of a data loader, not a rank
+    is_worker = (
+        torch.utils.data.get_worker_info() is not None
+    )  # a data loader's worker is not a rank
     local_rank = _read(environ, names.LOCAL_RANK, 0)
     local_world_size = _read(environ, names.LOCAL_WORLD_SIZE, 1)
     chosen = _choose_device(device, local_rank, local_world_size)
@@ -245,14 +247,14 @@ def _make_context(
 
 
 def _join(environ: Mapping[str, str], backend: str) -> None:
-    """Join the process group, where there is to be one."""
+    """Join the process group, if there is one."""
     if _has_group() or names.RANK not in environ or names.WORLD_SIZE not in environ:
         return
     if not dist.is_available():
         if _read(environ, names.WORLD_SIZE, 1) > 1:
             raise SpecError(
-                f"{names.WORLD_SIZE} is {environ[names.WORLD_SIZE]}, and this torch has no torch.distributed",
-                hint="install a build of torch that has it",
+                f"{names.WORLD_SIZE} is {environ[names.WORLD_SIZE]}, but this torch has no torch.distributed",
+                hint="install a build of torch with it",
             )
         return
     if missing := [name for name in (names.MASTER_ADDR, names.MASTER_PORT) if name not in environ]:
@@ -263,7 +265,7 @@ def _join(environ: Mapping[str, str], backend: str) -> None:
             hint="start the ranks with `windlass run` or torchrun, which set all of them",
         )
     if _is_restarted_by_torchrun(environ):
-        # torchrun keeps its store, in which gloo would find the addresses of ranks that are gone
+        # torchrun keeps its store, where gloo would find the addresses of exited ranks
         store, rank, world_size = next(iter(dist.rendezvous("env://")))
         store = dist.PrefixStore(f"attempt-{count_attempt(environ)}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
@@ -272,9 +274,9 @@ def _join(environ: Mapping[str, str], backend: str) -> None:
 
 
 def _is_restarted_by_torchrun(environ: Mapping[str, str]) -> bool:
-    """Return whether the store has keys of an earlier attempt that all ranks agree to be past.
+    """Return whether the store has keys of an earlier attempt, and all ranks agree on its number.
 
-    Agents of several nodes count their restarts each for itself.
+    Agents of several nodes count their restarts independently.
     """
     return (
         environ.get(names.TORCHELASTIC_USE_AGENT_STORE) == str(True)
@@ -291,12 +293,12 @@ def _choose_device(asked: str | None, local_rank: int, local_world_size: int) ->
             device = torch.device(asked)
         except RuntimeError as error:
             raise SpecError(
-                f"device {asked!r} is none", hint='"cpu", "cuda" or "cuda:1"'
+                f"unknown device {asked!r}", hint='give "cpu", "cuda" or "cuda:1"'
             ) from error
         if device.type == "cuda" and (device.index or 0) >= num_gpus:
             raise SpecError(
-                f"device {asked!r}: this process sees {num_gpus} GPUs",
-                hint='leave it out, or say "cpu"; `windlass doctor` tells what torch sees',
+                f"device {asked!r} does not exist: this process sees {num_gpus} GPUs",
+                hint='omit it or give "cpu"; `windlass doctor` shows what torch sees',
             )
         if device.type == "cuda" and device.index is None:
             return torch.device("cuda", local_rank if local_rank < num_gpus else 0)
@@ -305,8 +307,8 @@ def _choose_device(asked: str | None, local_rank: int, local_world_size: int) ->
         return torch.device("cuda", local_rank)
     if num_gpus:
         logger.warning(
-            "this node has %d ranks and sees %d GPUs: training on the CPU; "
-            'get_context(device="cuda:0") chooses one all the same',
+            "this node has %d ranks but sees %d GPUs, so it trains on the CPU; hint: "
+            'get_context(device="cuda:0") uses one anyway',
             local_world_size,
             num_gpus,
         )
@@ -314,7 +316,7 @@ def _choose_device(asked: str | None, local_rank: int, local_world_size: int) ->
 
 
 def count_attempt(environ: Mapping[str, str]) -> int:
-    """How often the ranks were started before: by Windlass, by torchrun, or by a torchrun inside a job."""
+    """Return how often Windlass or torchrun restarted the ranks, counting a torchrun inside a job too."""
     ours, torchruns = (
         _read(environ, names.ATTEMPT, 0),
         _read(environ, names.TORCHELASTIC_RESTART_COUNT, 0),
@@ -331,7 +333,7 @@ def _read(environ: Mapping[str, str], name: str, default: int) -> int:
         return int(text)
     except ValueError:
         raise SpecError(
-            f"{name} is {text!r:.40}, which is no number",
+            f"{name} is {text!r:.40}, which is not a number",
             hint="a launcher sets it; unset it to train in one process",
         ) from None
 
@@ -341,5 +343,5 @@ def _has_group() -> bool:
 
 
 def _exchange_device(device: torch.device) -> torch.device:
-    """Where small numbers are exchanged: on the CPU, if the group can, since that waits for no kernel."""
+    """Return the device for exchanging small numbers. The CPU, if possible, avoids waiting for kernels."""
     return torch.device("cpu") if "gloo" in str(dist.get_backend_config()) else device

@@ -1,8 +1,8 @@
 """Strategies: functions that lay a model out over the ranks of a mesh.
 
-`lay_out` is called by the trainer and the recipes with a `Shape`; each axis has its own function, so that a
-loop written by hand can call `apply_ddp` or `apply_fsdp` itself. Optimizers are made after this, from the
-parameters of the model that comes back. What the world's shape is, is read in `shape`; no loop in here.
+The trainer and the recipes call `lay_out` with a `Shape`. Each axis has its own function, so that a
+hand-written loop can call `apply_ddp` or `apply_fsdp` itself. Make optimizers afterwards, from the parameters
+of the returned model. `shape` reads the shape of the world. There is no loop in here.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOutModel:
-    """A model over the ranks of a job, as the loop uses it."""
+    """Model laid out over the ranks of a job, as the loop uses it."""
 
-    module: nn.Module  # what is called: the model, or its wrapper
-    model: nn.Module  # whose parameters are trained and saved
+    module: nn.Module  # the model or its wrapper, for forward passes
+    model: nn.Module  # the model, whose parameters are trained and saved
     shape: Shape
     mesh: DeviceMesh | None
-    data_rank: int  # among the ranks that see different samples
+    data_rank: int  # index among the ranks that read different samples
     autocast: Callable[[], AbstractContextManager[Any]]
 
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Around one micro-batch: gradients meet those of the other ranks after the last one only."""
+        """Return a context for one micro-batch. Gradients are averaged over ranks only after the last one."""
         if isinstance(self.module, DistributedDataParallel):
             return contextlib.nullcontext() if is_last else self.module.no_sync()
         if isinstance(self.model, FSDPModule) and self.shape.dp > 1:
-            # Shards are reduced each time, which keeps whole gradients out of memory; copies meet once.
+            # Shards are reduced every time, to keep whole gradients out of memory. Replicas are reduced once.
             self.model.set_requires_all_reduce(is_last)
         return contextlib.nullcontext()
 
     def share_buffers(self, module: nn.Module | None = None) -> None:
-        """Copy rank 0's saved buffers to every rank: BatchNorm's statistics differ until then.
+        """Copy rank 0's saved buffers to every rank. BatchNorm's statistics differ until then.
 
-        module: whose buffers; the model's, unless given.
+        module: owner of the buffers (default: the model).
         """
         if self.shape.world_size == 1:
             return
@@ -64,7 +64,7 @@ class LaidOutModel:
                 dist.broadcast(buffer, src=0)
 
     def reshard(self) -> None:
-        """Let go of what a forward pass without a backward one has gathered: parameters are shards again."""
+        """Shard the parameters again that a forward pass without a backward pass has gathered."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -81,11 +81,11 @@ def lay_out(
     compile_blocks: bool = False,
     ddp_options: Mapping[str, Any] | None = None,
 ) -> LaidOutModel:
-    """Put a model on this rank's device and spread it as the shape says; rank 0's weights are everybody's.
+    """Put a model on this rank's device and lay it out. Every rank gets rank 0's weights.
 
-    precision: "fp32", "bf16" or "fp16"; the weights themselves stay as they are.
-    blocks: class names of the repeated layers; found by themselves where the model has a list of them.
-    checkpoint_activations: compute each block's activations again in the backward pass.
+    precision: "fp32", "bf16" or "fp16". The weights keep their own type.
+    blocks: class names of the repeated layers (default: found automatically in the model's lists).
+    checkpoint_activations: recompute each block's activations in the backward pass.
     compile_blocks: compile each block with torch.compile.
     ddp_options: more keywords for DistributedDataParallel, such as find_unused_parameters.
     """
@@ -124,7 +124,7 @@ def lay_out(
 
 
 def make_mesh(shape: Shape, device: torch.device) -> DeviceMesh | None:
-    """A mesh with the shape's axes; None for one rank."""
+    """Return a mesh with the shape's axes, or None for one rank."""
     axes = shape.axes
     if not axes:
         return None
@@ -132,7 +132,7 @@ def make_mesh(shape: Shape, device: torch.device) -> DeviceMesh | None:
 
 
 def apply_ddp(model: nn.Module, device: torch.device, **options: Any) -> DistributedDataParallel:
-    """A copy of the model on every rank; gradients are averaged while they are computed."""
+    """Copy the model to every rank. Gradients are averaged while they are computed."""
     ids = [device.index] if device.type == "cuda" else None
     module = DistributedDataParallel(
         model, **{"device_ids": ids, "gradient_as_bucket_view": True, **options}
@@ -143,12 +143,12 @@ def apply_ddp(model: nn.Module, device: torch.device, **options: Any) -> Distrib
 
 
 def _settle_buckets(module: DistributedDataParallel) -> None:
-    """Let DDP arrange its buckets before the first step rather than after it.
+    """Make DDP arrange its buckets before the first step rather than after it.
 
-    DDP begins with one bucket and arranges others in the order in which the first backward pass
+    DDP starts with one bucket and arranges others in the order in which the first backward pass
     computes gradients. Sums over three and more ranks are rounded by their place in a bucket. So the
-    first step of a resumed training would differ from the same step of one that was not stopped. A
-    backward pass of zeros makes both begin with the same buckets, in the model's reversed order.
+    first step of a resumed training would differ from the same step of an uninterrupted one. A
+    backward pass of zeros makes both start with the same buckets, in the model's reversed order.
     """
     trained = [p for p in module.module.parameters() if p.requires_grad]
     is_sparse = any(getattr(layer, "sparse", False) for layer in module.module.modules())
@@ -166,25 +166,25 @@ def _settle_buckets(module: DistributedDataParallel) -> None:
 def apply_fsdp(
     model: nn.Module, mesh: DeviceMesh, *, precision: str, blocks: Sequence[nn.Module]
 ) -> None:
-    """Shard each block, then the rest, over the mesh's last axis; a first axis holds copies (HSDP)."""
+    """Shard each block, then the rest, over the mesh's last axis. A first axis holds replicas (HSDP)."""
     dtype = None if precision == "fp32" else PRECISIONS[precision]
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype and torch.float32)
     for block in blocks:
         if block is not model:
             fully_shard(block, mesh=mesh, mp_policy=policy)
-    # what comes out is wide, as it is under DDP: a loss in bfloat16 would be rounded to two digits
+    # Outputs are fp32, as under DDP, because a loss in bfloat16 would be rounded to two digits.
     whole = policy if dtype is None else replace(policy, output_dtype=torch.float32)
     fully_shard(model, mesh=mesh, mp_policy=whole)
 
 
 def apply_tp(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Split layers over the ranks of an axis, by the plan that the model gives."""
+    """Split layers over the ranks of an axis, according to the model's plan."""
     plan = getattr(model, "tensor_parallel_plan", None)
     if plan is None:
         raise SpecError(
             f"{type(model).__name__} has no tensor_parallel_plan",
-            hint="tp needs a model that says how its layers are split: a dict of module name to "
-            "ColwiseParallel() and the like, or a method that returns one; fsdp needs none",
+            hint="tp needs a plan for splitting the layers: a dict of module names to "
+            "ColwiseParallel() and similar, or a method that returns one; fsdp needs no plan",
         )
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -192,14 +192,14 @@ def apply_tp(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def apply_activation_checkpoints(block: nn.Module) -> None:
-    """Keep a block's inputs only, and compute the rest again in the backward pass."""
+    """Keep only a block's inputs, and recompute the rest in the backward pass."""
     from torch.utils.checkpoint import checkpoint
 
     block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def find_blocks(model: nn.Module, class_names: Sequence[str] = ()) -> list[nn.Module]:
-    """The repeated layers: those of the given classes, of Hugging Face's own list, or the items of lists."""
+    """Return the repeated layers: by class, from Hugging Face's own list, or the items of module lists."""
     asked = tuple(class_names) or tuple(getattr(model, "_no_split_modules", None) or ())
     present = {type(module).__name__ for module in model.modules()}
     if class_names and (unknown := [name for name in class_names if name not in present]):
@@ -209,7 +209,7 @@ def find_blocks(model: nn.Module, class_names: Sequence[str] = ()) -> list[nn.Mo
         )
     if asked:
         named = [item for item in model.named_modules() if type(item[1]).__name__ in asked]
-        # what is inside another one first, as sharding wants it
+        # Sharding needs inner modules first.
         return [module for _, module in sorted(named, key=lambda item: -item[0].count("."))]
     return list(dict.fromkeys(_outermost_items(model)))
 
@@ -223,7 +223,7 @@ def _outermost_items(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _called_items(container: nn.Module) -> Iterator[nn.Module]:
-    """The items of a list, and of lists and dicts in it, which nobody calls."""
+    """Yield the items of a list, and of lists and dicts in it, which have no forward pass."""
     for item in container.children():
         if isinstance(item, nn.ModuleList | nn.ModuleDict):
             yield from _called_items(item)
@@ -234,26 +234,26 @@ def _called_items(container: nn.Module) -> Iterator[nn.Module]:
 def make_autocast(
     device: torch.device, precision: str
 ) -> Callable[[], AbstractContextManager[Any]]:
-    """Makes the context of a forward pass."""
+    """Return a function that makes the context of a forward pass."""
     if precision == "fp32":
         return contextlib.nullcontext
     return functools.partial(torch.autocast, device.type, dtype=PRECISIONS[precision])
 
 
 def copy_weights_of_first_rank(model: nn.Module) -> None:
-    """Rank 0's parameters and buffers on every rank; DDP does so by itself, sharding does not."""
+    """Copy rank 0's parameters and buffers to every rank. DDP does this by itself, sharding does not."""
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor, src=0)
 
 
 def _fill(model: nn.Module, device: torch.device) -> None:
-    """Weights for a model that was made on the meta device."""
+    """Initialize the weights of a model that was made on the meta device."""
     model.to_empty(device=device)
     if not callable(getattr(model, "init_weights", None)):
         raise SpecError(
-            f"{type(model).__name__} was made on the meta device and has no init_weights()",
-            hint="give it that method, which fills every parameter and buffer, or make it on the CPU",
+            f"{type(model).__name__} was made on the meta device but has no init_weights()",
+            hint="add that method to fill every parameter and buffer, or make the model on the CPU",
         )
     model.init_weights()
 
@@ -265,13 +265,13 @@ def _check(shape: Shape, precision: str) -> None:
         )
     if shape.is_deepspeed:
         raise SpecError(
-            "DeepSpeed lays a model out by itself",
+            "lay_out does not support DeepSpeed, which lays a model out by itself",
             hint='use TorchTrainer(strategy="deepspeed")',
         )
     if shape.tp > 1 and shape.dp > 1 and shape.fsdp == 1:
         raise SpecError(
-            f"the shape {shape} has copies of layers that are split",
+            f"the shape {shape} replicates split layers",
             hint=f'write "fsdp={shape.dp},tp={shape.tp}"',
         )
     if precision == "fp16" and shape.fsdp > 1:
-        raise SpecError("fp16 does not go with fsdp", hint='use precision="bf16"')
+        raise SpecError("fsdp does not support fp16", hint='use precision="bf16"')

@@ -1,11 +1,11 @@
 """Callbacks of a training: the base class, the one that prints, and their states in a checkpoint.
 
-`TorchTrainer` calls every method on every rank, in the order the callbacks were given. A callback reads
-the trainer, and asks it to end with `trainer.stop()`.
+`TorchTrainer` calls every method on every rank, in the order of the callbacks. A callback may read the
+trainer, and stop it with `trainer.stop()`.
 
-A callback takes part in checkpoints by overriding `state_dict` and `load_state_dict`: tensors and plain
-values, which load without running code. `CallbackStates` keeps loaded states until `on_start` was called, so
-that a callback may make its objects there and fill them afterwards.
+A callback overrides `state_dict` and `load_state_dict` to take part in checkpoints. States are tensors and
+plain values, which load without running code. `CallbackStates` passes loaded states on after `on_start`, so
+that a callback may make its objects there.
 """
 
 from __future__ import annotations
@@ -31,54 +31,54 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class Callback:
-    """Override what is of interest."""
+    """Base class of callbacks. Override the methods for the events you need."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of this callback: tensors, numbers, text, dicts and lists.
+        """Return the state that a checkpoint saves: tensors, numbers, text, dicts and lists.
 
-        It must be the same on every rank. Anything else is refused when the checkpoint is saved.
+        It must be the same on every rank. Saving refuses other types.
         """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take a state back. The trainer calls this after `on_start` when it resumes a checkpoint."""
+        """Restore a state. The trainer calls this after `on_start` when it resumes from a checkpoint."""
 
     def on_start(self, trainer: TorchTrainer) -> None:
-        """All parts are made, and a checkpoint is loaded if there was one."""
+        """Handle the start, after all parts are made and a checkpoint, if any, is loaded."""
 
     def on_step(self, trainer: TorchTrainer, step: Any) -> None:
-        """An optimizer step was made, and gradients are cleared; its loss may not be computed yet.
+        """Handle an optimizer step. Gradients are cleared, but the loss may not be computed yet.
 
         `step` has index and sample_ids.
         """
 
     def on_log(self, trainer: TorchTrainer, step: int, metrics: Mapping[str, float]) -> None:
-        """Numbers of the last `log_every` steps, told a step later; `step` counts the steps done by then."""
+        """Handle the metrics of the last `log_every` steps, one step later. `step` is the last of them."""
 
     def on_validation(self, trainer: TorchTrainer, metrics: Mapping[str, float]) -> None:
-        """A validation has ended."""
+        """Handle the end of a validation."""
 
     def on_checkpoint(self, trainer: TorchTrainer, step: int) -> None:
-        """A checkpoint was begun; it is written beside the next steps."""
+        """Handle the start of a checkpoint, which is written during the next steps."""
 
     def on_saved(self, trainer: TorchTrainer, step: int) -> None:
-        """A checkpoint is whole: a restart would continue from this step. Called on rank 0 only."""
+        """Handle a completed checkpoint, from which a restart would resume. Called on rank 0 only."""
 
     def on_epoch(self, trainer: TorchTrainer, epoch: int) -> None:
-        """An epoch has ended; they are counted from 1 here, as `epoch-1` is in the output folder."""
+        """Handle the end of an epoch. Epochs count from 1 here, like `epoch-1` in the output folder."""
 
     def on_preempted(self, trainer: TorchTrainer, step: int) -> None:
-        """The training was asked to end (SIGTERM), and does; the checkpoint of this step is whole."""
+        """Handle the stop after a SIGTERM. The checkpoint of this step is complete."""
 
     def on_end(self, trainer: TorchTrainer, result: TrainResult) -> None:
-        """The training has ended by itself."""
+        """Handle the regular end of the training."""
 
     def on_test(self, trainer: TorchTrainer, metrics: Mapping[str, float]) -> None:
-        """After the end: metrics of the test data that `execute` was given."""
+        """Handle the metrics of the test data passed to `execute`, after the end."""
 
 
 class ConsoleCallback(Callback):
-    """Prints lines with tags that can be grepped.
+    """Callback that prints lines with tags for grep.
 
     The tags are [DDP] [TRAIN] [VALID] [SAVED] [EPOCH] [PREEMPTED] [DONE] [TEST].
     """
@@ -154,7 +154,7 @@ def _show(value: Any) -> str:
 
 
 class CallbackStates:
-    """The states of all callbacks that have one, as one entry of a checkpoint."""
+    """The states of all callbacks that override `state_dict`, as one entry of a checkpoint."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks: dict[str, Callback] = {}
@@ -170,18 +170,18 @@ class CallbackStates:
         return bool(self._callbacks)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return each callback's state by its class name; raise for what cannot be saved safely."""
+        """Return each callback's state by its class name. Raise if a state cannot be saved safely."""
         return {
             name: _check(name, "state_dict()", callback.state_dict())
             for name, callback in self._callbacks.items()
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep what a checkpoint has until `deliver`."""
+        """Keep a checkpoint's states until `deliver`."""
         self._loaded = dict(state)
 
     def deliver(self) -> None:
-        """Give the loaded states to the callbacks; called once, after `on_start`."""
+        """Pass the loaded states to the callbacks. Called once, after `on_start`."""
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             return
@@ -191,11 +191,14 @@ class CallbackStates:
             else:
                 logger.warning("the checkpoint has no state of the callback %s", name)
         for name in loaded:
-            logger.warning("the checkpoint has state of a callback %s, which is not here", name)
+            logger.warning(
+                "the checkpoint has state of a callback %s, which is not in this training",
+                name,
+            )
 
 
 def _check(callback: str, place: str, value: Any) -> Any:
-    """Return the value with plain dicts; raise if there is more than tensors and JSON in it."""
+    """Return the value with plain dicts. Raise if it contains more than tensors and JSON."""
     if isinstance(value, _PLAIN) and type(value) in _PLAIN:
         return value
     if isinstance(value, torch.Tensor):
@@ -209,21 +212,21 @@ def _check(callback: str, place: str, value: Any) -> Any:
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     raise SpecError(
         f"the state of the callback {callback} cannot be saved: {place} is a {kind}",
-        hint="checkpoints hold tensors, numbers, text, and dicts (keys: text or whole numbers) and lists "
-        "of these; convert it in state_dict() and back in load_state_dict()",
+        hint="return tensors, numbers, text, and dicts (keys: text or whole numbers) and lists "
+        "of them; convert other types in state_dict() and back in load_state_dict()",
     )
 
 
 def _present(callback: Callback) -> Any:
-    """Return a callback's state before a load; None if it has none yet."""
+    """Return a callback's state before a load, or None if it has none yet."""
     try:
         return callback.state_dict()
-    except (AttributeError, KeyError, TypeError):  # made with the first step
+    except (AttributeError, KeyError, TypeError):  # its objects are made with the first step
         return None
 
 
 def _place_like(loaded: Any, present: Any) -> Any:
-    """Put loaded tensors where the callback's present ones are, on a device or in shards."""
+    """Put loaded tensors on the device, or into the shards, of the callback's present tensors."""
     if isinstance(loaded, torch.Tensor) and isinstance(present, torch.Tensor):
         if loaded.shape != present.shape:
             return loaded

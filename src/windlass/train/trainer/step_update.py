@@ -1,13 +1,13 @@
-"""One optimizer step: micro-batches forward and backward, gradients over all ranks, clip, step.
+"""One optimizer step: forward and backward passes, gradients over all ranks, clipping, step.
 
-Held by `TorchTrainer`. Every loss is a mean over its micro-batch; it is scaled by the share that the
-micro-batch has of the whole step's samples (or tokens) over all ranks, so the gradient is that of one big
-batch, whatever the number of ranks and micro-batches.
+`TorchTrainer` holds it. Every loss is a mean over its micro-batch. It is scaled by the micro-batch's share of
+the step's samples (or tokens) over all ranks. The gradient is then that of one big batch, whatever the number
+of ranks and micro-batches.
 
-Nothing here waits for the device, except where an optimizer cannot leave a step out by itself. What is logged
-every few steps (`StepSums`) is summed up on the device, and its numbers are read one step later; a checkpoint
-holds the sums too, so that a resumed training logs the same means as one that was never stopped. `StepFence`
-keeps the host at most one step ahead of the device, which bounds memory and keeps ranks close to each other.
+No code here waits for the device, unless an optimizer cannot skip a step by itself. `StepSums` adds up the
+metrics logged every few steps on the device and reads them one step later. A checkpoint contains the sums, so
+that a resumed training logs the same means as an uninterrupted one. `StepFence` keeps the host at most one
+step ahead of the device, which bounds memory and keeps ranks close to each other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Weigh = Callable[[Any], torch.Tensor]
 
 
 class LateValues:
-    """One tensor of numbers on its way to the host, summed over ranks first."""
+    """Tensor of numbers that is summed over ranks and copied to the host asynchronously."""
 
     def __init__(self, values: torch.Tensor, *, world_size: int) -> None:
         self._values = values.detach().clone()
@@ -42,7 +42,7 @@ class LateValues:
             self._work = dist.all_reduce(self._values, async_op=True)
         if self._values.is_cuda:
             if self._work is not None:
-                self._work.wait()  # orders the streams; the host does not wait
+                self._work.wait()  # orders the streams without blocking the host
             on_host = torch.empty(self._values.shape, dtype=self._values.dtype, pin_memory=True)
             self._values = on_host.copy_(self._values, non_blocking=True)
             self._event = torch.cuda.Event()
@@ -50,7 +50,7 @@ class LateValues:
 
     @property
     def is_ready(self) -> bool:
-        """Whether reading waits for no device; other ranks may be waited for."""
+        """True if reading does not wait for the device. It may still wait for other ranks."""
         return self._event is None or bool(self._event.query())
 
     def read(self) -> list[float]:
@@ -62,7 +62,7 @@ class LateValues:
 
 
 class StepFence:
-    """Waits, after each step, until the device has done the step before it."""
+    """Fence that waits after each step until the device has finished the previous one."""
 
     def __init__(self, device: torch.device) -> None:
         self._events: deque[Any] | None = deque() if device.type == "cuda" else None
@@ -78,7 +78,7 @@ class StepFence:
 
 
 class StepSums:
-    """The sums of this rank since they were last taken; their mean over all ranks is what counts."""
+    """Sums of this rank since they were last taken. Their mean over all ranks is logged."""
 
     def __init__(self, context: Context) -> None:
         options = {"dtype": torch.float64, "device": context.device}
@@ -87,25 +87,25 @@ class StepSums:
         self._one_step = torch.tensor([1.0, 0.0], **options)
         self._left_out = torch.tensor([0.0, 0.0, 0.0, 1.0], **options)
         self._metrics = torch.zeros(0, **options)
-        self.metric_names: tuple[str, ...] = ()  # of train_step's own metrics
+        self.metric_names: tuple[str, ...] = ()  # metrics that train_step returns
 
     def add(
         self, loss: torch.Tensor, norm: torch.Tensor, metrics: Mapping[str, torch.Tensor]
     ) -> None:
-        """Count a step; one whose gradients were not finite is counted as left out."""
+        """Count a step. A step whose gradients are not finite counts as skipped."""
         done = torch.cat((torch.stack((loss, norm)), self._one_step))
         is_done = torch.isfinite(norm)
         self._sums += torch.where(is_done, done, self._left_out)
-        if tuple(metrics) != self.metric_names:  # the first step; later ones have the same
+        if tuple(metrics) != self.metric_names:  # only in the first step
             self.metric_names = tuple(metrics)
             self._metrics = torch.zeros(len(metrics), dtype=self._sums.dtype).to(self._sums.device)
         if metrics:
             self._metrics += torch.where(is_done, torch.stack(tuple(metrics.values())), 0.0)
 
     def take(self, own: Sequence[float] = ()) -> LateValues:
-        """The sums since the last call over all ranks, then each rank's `own` numbers; read a step later.
+        """Return the sums since the last call over all ranks, then each rank's `own` numbers.
 
-        The sums are NUM_SUMS numbers, then one for each of `metric_names`.
+        The caller reads them one step later. There are NUM_SUMS sums, then one for each of `metric_names`.
         """
         table = torch.zeros(self._world_size, len(own), dtype=torch.float64)
         table[self._rank] = torch.tensor(own, dtype=torch.float64)
@@ -117,7 +117,7 @@ class StepSums:
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        """The mean over all ranks, which all must ask for: it fits any number of them."""
+        """Return the mean over all ranks, which suits any world size. Every rank must call it."""
         mean = torch.cat((self._sums, self._metrics)) / self._world_size
         if self._world_size > 1:
             dist.all_reduce(mean)
@@ -132,7 +132,7 @@ class StepSums:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> torch.Tensor:
-    """Scale gradients down to a total norm of `limit` at most; returns the norm they had, over all shards."""
+    """Scale gradients to a total norm of at most `limit` and return their original norm over all shards."""
     with_grad = [p for p in parameters if p.grad is not None]
     groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
     for parameter in with_grad:
@@ -153,10 +153,10 @@ def _norm(gradients: list[Any]) -> torch.Tensor:
 
 
 def step_if_finite(optimizer: Optimizer, norm: torch.Tensor) -> None:
-    """Step, unless a gradient is infinite or not a number: then weights and moments stay as they are.
+    """Step, unless a gradient is infinite or NaN. Weights and moments then stay unchanged.
 
-    A fused optimizer on a GPU leaves the step out in its own kernel. Others are asked to step only after the
-    norm was read, which is free on the CPU and waits for the device elsewhere.
+    A fused optimizer on a GPU skips the step in its own kernel. Others step only after the norm was read.
+    That is free on the CPU, and waits for the device elsewhere.
     """
     if norm.is_cuda and (flag := make_skip_flag(optimizer, norm)) is not None:
         step_unless(optimizer, flag)
@@ -165,7 +165,7 @@ def step_if_finite(optimizer: Optimizer, norm: torch.Tensor) -> None:
 
 
 def make_skip_flag(optimizer: Optimizer, norm: torch.Tensor) -> torch.Tensor | None:
-    """A tensor that is 1 where the norm is not finite; None if the optimizer's kernels cannot take one."""
+    """Return a tensor that is 1 if the norm is not finite, or None if the optimizer cannot use one."""
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return None
     flag = (~torch.isfinite(norm)).to(torch.float32)
@@ -182,7 +182,7 @@ def make_skip_flag(optimizer: Optimizer, norm: torch.Tensor) -> torch.Tensor | N
 
 
 def step_unless(optimizer: Optimizer, flag: torch.Tensor) -> None:
-    """Step, unless the flag is 1, which only the device knows; as torch.amp.GradScaler does it."""
+    """Step unless the flag, which only the device knows, is 1. Works like torch.amp.GradScaler."""
     state: Any = optimizer
     state.grad_scale, state.found_inf = None, flag
     try:
@@ -192,7 +192,7 @@ def step_unless(optimizer: Optimizer, flag: torch.Tensor) -> None:
 
 
 class StepUpdate:
-    """What a step needs."""
+    """Parts of an optimizer step, and the code that runs it."""
 
     def __init__(
         self,
@@ -208,8 +208,8 @@ class StepUpdate:
     ) -> None:
         """Hold the parts of a step.
 
-        scheduler: to step after each optimizer step; None if something else steps it.
-        of_loss: parameters outside the model; their gradients are averaged here.
+        scheduler: steps after each optimizer step. None if other code steps it.
+        of_loss: parameters outside the model. Their gradients are averaged here.
         """
         self._laid_out = laid_out
         self._optimizer = optimizer
@@ -231,7 +231,7 @@ class StepUpdate:
         train_step: Callable[[Any, int], tuple[torch.Tensor, Mapping[str, Any]]],
         weigh: Weigh | None,
     ) -> None:
-        """Make one step from (data, number of samples) of each micro-batch; weigh: None counts samples."""
+        """Run one step from (data, number of samples) of each micro-batch. `weigh` None counts samples."""
         shares = self._shares(batches, global_samples, weigh)
         loss_sum: Any = 0.0
         metrics: dict[str, torch.Tensor] = {}
@@ -244,7 +244,7 @@ class StepUpdate:
                 loss = loss * share
                 self._backward(loss, is_last=index == len(batches) - 1)
             logged = loss.detach()
-            if weigh is not None:  # the mean of a batch in which nothing counts is not a number
+            if weigh is not None:  # the mean of a batch with weight 0 is NaN
                 logged = torch.where(share > 0, logged, 0.0)
             loss_sum = loss_sum + logged
         norm = self._step_optimizer()
@@ -254,7 +254,7 @@ class StepUpdate:
         self._fence.step_queued()
 
     def _check_metrics(self, returned: Mapping[str, Any]) -> None:
-        """Refuse metrics that are not those of the first batch, or not those of the other ranks."""
+        """Refuse metrics that differ from those of the first batch or of the other ranks."""
         names = sorted(returned)
         if self._metric_names is None:
             self._metric_names = names
@@ -264,7 +264,7 @@ class StepUpdate:
         other = next((one for one in of_ranks if one != names), None)
         if other is not None:
             raise SpecError(
-                f"train_step returned the metrics {', '.join(names) or 'none'} here, and "
+                f"train_step returned the metrics {', '.join(names) or 'none'} here, but "
                 f"{', '.join(other) or 'none'} before or on another rank",
                 hint="return the same metrics for every batch",
             )
@@ -275,7 +275,7 @@ class StepUpdate:
         returned: Mapping[str, Any],
         share: Any,
     ) -> None:
-        """Add a micro-batch's metrics, weighted as its loss is."""
+        """Add a micro-batch's metrics, weighted like its loss."""
         options = {"dtype": torch.float64, "device": self._context.device}
         for name, value in returned.items():
             number = torch.as_tensor(value, **options).detach()
@@ -291,7 +291,7 @@ class StepUpdate:
     def _shares(
         self, batches: Sequence[tuple[Any, float]], global_samples: int, weigh: Weigh | None
     ) -> list[Any]:
-        """Each micro-batch's share of the step, times the ranks over which gradients are averaged."""
+        """Return each micro-batch's share of the step, times the number of data ranks that are averaged."""
         num_data_ranks = self._laid_out.shape.data_ranks
         if weigh is None:
             return [samples * num_data_ranks / global_samples for _, samples in batches]
@@ -301,15 +301,17 @@ class StepUpdate:
         )
         total = weights.sum()
         if self._context.world_size > 1:
-            dist.all_reduce(total)  # ranks that share layers count several times, and average so
+            dist.all_reduce(
+                total
+            )  # ranks that share layers count repeatedly, and are averaged alike
         return list(weights * (self._context.world_size / total.clamp(min=1e-12)))
 
     def _backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
-        del is_last  # for engines that need to know
+        del is_last  # used by engine subclasses
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
 
     def _average_of_loss(self) -> None:
-        """Average the gradients of the loss's parameters, which no strategy has wrapped."""
+        """Average the gradients of the loss's parameters, which are not part of the laid-out model."""
         if self._context.world_size == 1:
             return
         for parameter in self._of_loss:
@@ -323,7 +325,7 @@ class StepUpdate:
         if self._scaler is None:
             norm = clip_gradients(self._parameters, self._clip)
             step_if_finite(self._optimizer, norm)
-        else:  # which leaves steps out by itself, and lowers its scale
+        else:  # the scaler skips steps by itself and lowers its scale
             self._scaler.unscale_(self._optimizer)
             norm = clip_gradients(self._parameters, self._clip)
             self._scaler.step(self._optimizer)

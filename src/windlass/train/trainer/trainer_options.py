@@ -1,9 +1,8 @@
-"""Every setting of a training, with its default, and how settings are read: dicts, YAML or JSON files, flags.
+"""Settings of a training with their defaults, read from dicts, YAML or JSON files, or flags.
 
-Plain data, without torch. `TorchTrainer` takes each as a keyword. Settings of one's own are fields of a
-subclass, named by `TorchTrainer.options_type`, so that a misspelt one is an error as well: a key that does
-not exist is an error that names the one that was probably meant; so is a value of another type. Nothing is
-taken silently.
+Plain data, without torch. `TorchTrainer` accepts each setting as a keyword. Users add their own settings as
+fields of a subclass, named by `TorchTrainer.options_type`. An unknown setting is an error that names the
+closest known one. A value of the wrong type is an error too. No setting is ignored silently.
 """
 
 from __future__ import annotations
@@ -46,45 +45,45 @@ _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 class TrainerOptions:
     """The settings of a `TorchTrainer`."""
 
-    epochs: int | None = None  # 1, unless steps are given
-    steps: int | None = None  # optimizer steps in all
+    epochs: int | None = None  # times to see all samples (default: 1 without steps)
+    steps: int | None = None  # total number of optimizer steps
     batch: int = 32  # samples of one optimizer step, over ALL ranks
-    batch_size: int | None = None  # of one rank, instead of batch; itwinai's name
-    tokens_per_step: int | None = None  # instead of batch, where every sample has as many tokens
-    tokens_per_sample: int | None = None  # for tokens_per_step, and tokens per second
-    micro_batch: int | None = None  # samples a rank takes at once; the rest is accumulated
-    loss: str | None = None  # cross_entropy, mse ...; the model's own, unless given
-    optimizer: str = "adamw"  # adamw, adam, sgd, adamw8bit
-    scheduler: str = "constant"  # of the rate: constant, linear, cosine, wsd
-    lr: float = 1e-3  # the rate after the warm-up
-    weight_decay: float = 0.0  # of matrices, not of biases and norms
-    warmup: int = 0  # steps
-    clip: float | None = 1.0  # the norm of all gradients
-    strategy: str = "ddp"  # fsdp, hsdp, deepspeed; sizes: fsdp=8,dp=2
-    zero_stage: int = 2  # of strategy "deepspeed"
-    precision: str = "fp32"  # or bf16, fp16
-    blocks: tuple[str, ...] = ()  # class names of the layers that fsdp shards one by one
-    checkpoint_activations: bool = False  # compute them again in the backward pass: less memory
-    compile: bool = False  # each block
-    device: str | None = None  # cpu, cuda or cuda:1; the GPU of the rank's number, where it has one
-    shuffle: bool = True  # another order each epoch, by the seed
-    drop_last: bool = False  # leave out a last step of an epoch that is not full
-    num_workers: int = 0  # processes that read samples; 0: a thread
-    validate_every: int | str | None = "epoch"  # or steps
-    early_stop: int | None = None  # validations in a row that do not improve
-    best: str = "min"  # whether the lowest or the highest is best: min, max
-    best_metric: str = "loss"  # of validations
-    checkpoint_every: int | str | None = None  # steps, or a time like "30s"; None: at epochs' ends
-    checkpoint_epochs: bool = True  # also at epochs' ends
-    keep: int = 2  # of the newest checkpoints, besides the best
-    async_checkpoints: bool = True  # written by a process beside the training
-    resume: bool = True  # from the newest checkpoint in <out>/<run>; no: move the old run aside
+    batch_size: int | None = None  # samples per rank, instead of batch (itwinai's name)
+    tokens_per_step: int | None = None  # instead of batch, for samples of equal length
+    tokens_per_sample: int | None = None  # for tokens_per_step and tokens per second
+    micro_batch: int | None = None  # samples per rank and pass; gradients accumulate
+    loss: str | None = None  # cross_entropy, mse ... (default: the model's own)
+    optimizer: str = "adamw"  # adamw, adam, sgd or adamw8bit
+    scheduler: str = "constant"  # of the learning rate: constant, linear, cosine or wsd
+    lr: float = 1e-3  # learning rate after the warm-up
+    weight_decay: float = 0.0  # applied to matrices, not to biases and norms
+    warmup: int = 0  # steps until the full learning rate
+    clip: float | None = 1.0  # maximum norm of all gradients
+    strategy: str = "ddp"  # ddp, fsdp, hsdp or deepspeed, or sizes such as fsdp=8,dp=2
+    zero_stage: int = 2  # ZeRO stage of strategy "deepspeed"
+    precision: str = "fp32"  # fp32, bf16 or fp16
+    blocks: tuple[str, ...] = ()  # class names of layers that fsdp shards one by one
+    checkpoint_activations: bool = False  # save memory by recomputing in the backward pass
+    compile: bool = False  # compile each block with torch.compile
+    device: str | None = None  # cpu, cuda or cuda:1 (default: the rank's GPU, if any)
+    shuffle: bool = True  # use a different order each epoch, derived from the seed
+    drop_last: bool = False  # skip an epoch's last step if it is not full
+    num_workers: int = 0  # processes that read samples, or 0 for a thread
+    validate_every: int | str | None = "epoch"  # "epoch", or a number of steps
+    early_stop: int | None = None  # stop after this many validations without improvement
+    best: str = "min"  # min or max: the lowest or the highest metric is best
+    best_metric: str = "loss"  # validation metric that decides which checkpoint is best
+    checkpoint_every: int | str | None = None  # steps or a time like "30s"; 0 disables checkpoints
+    checkpoint_epochs: bool = True  # also save at the end of each epoch
+    keep: int = 2  # number of newest checkpoints to keep besides the best
+    async_checkpoints: bool = True  # write checkpoints in a separate process
+    resume: bool = True  # resume from <out>/<run>; if off, move the old run aside
     trust_checkpoint: bool = False  # load another user's run, and objects that need pickle
-    seed: int = 42  # of the weights, the order of samples, and all random numbers
-    out: str | None = None  # the job's output folder
-    run: str = "run"  # all files are under <out>/<run>
-    trackers: tuple[str, ...] = ()  # besides metrics.jsonl
-    log_every: int = 10  # steps
+    seed: int = 42  # for the weights, the sample order and all random numbers
+    out: str | None = None  # output folder (default: the job's)
+    run: str = "run"  # name of the run; its files are under <out>/<run>
+    trackers: tuple[str, ...] = ()  # trackers in addition to metrics.jsonl
+    log_every: int = 10  # steps between log lines
     flops_per_token: float = 0.0  # for MFU
     flops_per_sample: float = 0.0  # for MFU
 
@@ -93,7 +92,7 @@ class TrainerOptions:
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise SpecError(
-                    f"{name} is {value}", hint="give a number from 1 up, or leave it out"
+                    f"{name} is {value}", hint="give a number from 1 up, or remove the setting"
                 )
         if self.batch_size is not None and self.tokens_per_step is not None:
             raise SpecError(
@@ -104,36 +103,42 @@ class TrainerOptions:
                 f"checkpoint_every is {self.checkpoint_every}", hint="0 saves no checkpoints"
             )
         if self.log_every < 1 or self.keep < 1:
-            raise SpecError("log_every and keep are numbers from 1 up", hint="leave them out")
+            raise SpecError(
+                f"log_every={self.log_every}, keep={self.keep}", hint="give numbers from 1 up"
+            )
         if not 0 <= self.lr < math.inf:
-            raise SpecError(f"lr is {self.lr:g}", hint="a rate above 0, such as 3e-4")
+            raise SpecError(f"lr is {self.lr:g}", hint="give a rate above 0, such as 3e-4")
         if not 0 <= self.weight_decay < math.inf:
             raise SpecError(
-                f"weight_decay is {self.weight_decay:g}", hint="0 is none, 0.01 is usual"
+                f"weight_decay is {self.weight_decay:g}", hint="0 disables it, 0.01 is usual"
             )
         if self.clip is not None and not self.clip >= 0:
-            raise SpecError(f"clip is {self.clip:g}", hint="a norm such as 1.0; none does not clip")
+            raise SpecError(
+                f"clip is {self.clip:g}",
+                hint="give a norm such as 1.0, or none to disable clipping",
+            )
         if self.warmup < 0:
-            raise SpecError(f"warmup is {self.warmup}", hint="0 begins with the whole rate")
+            raise SpecError(f"warmup is {self.warmup}", hint="0 starts with the full learning rate")
         parts = PurePosixPath(self.run.strip()).parts
         if not parts or ".." in parts or parts[0].startswith("/"):
             raise SpecError(
-                f"run is {self.run!r}, which is no folder within the output folder",
-                hint="a name such as lr-3e-4",
+                f"run is {self.run!r}, which is not a folder within the output folder",
+                hint="give a name such as lr-3e-4",
             )
         if self.best not in ("min", "max"):
             raise SpecError(
-                f"best is {self.best!r}", hint='"min" or "max"; best_metric names the metric'
+                f"best is {self.best!r}", hint='give "min" or "max"; best_metric names the metric'
             )
         if isinstance(self.validate_every, str) and self.validate_every != "epoch":
             raise SpecError(
-                f"validate_every is {self.validate_every!r}", hint='a number of steps, or "epoch"'
+                f"validate_every is {self.validate_every!r}",
+                hint='give a number of steps, or "epoch"',
             )
         if isinstance(self.checkpoint_every, str):
             read_seconds(self.checkpoint_every)
 
     def __getattr__(self, name: str) -> Any:
-        """Return a setting by itwinai's name."""
+        """Return a setting under itwinai's name."""
         if name in SETTINGS:
             return getattr(self, SETTINGS[name])
         raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
@@ -145,14 +150,14 @@ class TrainerOptions:
             return self.batch
         if not self.tokens_per_sample:
             raise SpecError(
-                "tokens_per_step needs to know how many tokens a sample has",
-                hint="give tokens_per_sample as well (packed data has one length), or give batch",
+                "tokens_per_step needs the number of tokens per sample",
+                hint="give tokens_per_sample too (packed samples have equal length), or use batch instead",
             )
         return max(1, self.tokens_per_step // self.tokens_per_sample)
 
     @property
     def saves(self) -> bool:
-        """Whether there are checkpoints at all."""
+        """True if checkpoints are saved at all."""
         return self.checkpoint_every != 0
 
     @property
@@ -163,7 +168,7 @@ class TrainerOptions:
 
 
 def read_seconds(text: str) -> float:
-    """Seconds in "30s", "5m", "1h" or "250ms"."""
+    """Return the seconds in "30s", "5m", "1h" or "250ms"."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", text.strip())
     if not match:
         raise SpecError(f"{text!r:.40} is not a time", hint='write it like "30s", "5m" or "1h"')
@@ -174,13 +179,13 @@ Options = TypeVar("Options", bound=TrainerOptions)
 Config = Mapping[str, Any] | str | os.PathLike[str] | Sequence[str]
 
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_OF_OTHERS = {  # words of Hugging Face's Trainer and of itwinai's optimizers
+_OF_OTHERS = {  # names from Hugging Face's Trainer and of itwinai's optimizers
     "optimizer_name": "it is called optimizer here",
     "learning_rate": "it is called lr here",
     "num_train_epochs": "it is called epochs here",
     "max_steps": "it is called steps here",
     "per_device_train_batch_size": "batch counts the samples of one step over ALL ranks; "
-    "micro_batch those that a rank takes at once",
+    "micro_batch counts those of one rank and pass",
     "gradient_accumulation_steps": "it follows from batch, micro_batch and the number of ranks",
     "lr_scheduler_type": "it is called scheduler here",
     "warmup_steps": "it is called warmup here",
@@ -196,7 +201,7 @@ _OF_OTHERS = {  # words of Hugging Face's Trainer and of itwinai's optimizers
 def read_options(
     options_type: type[Options], defaults: Mapping[str, Any], config: Config | None
 ) -> Options:
-    """Options from keywords in the code, and from a config, which wins over them; `--help` ends here."""
+    """Return options from keywords and a config, which wins over them. Exits after `--help`."""
     values = _check_keys(options_type, defaults)
     if is_help_asked(config):
         if os.environ.get(names.RANK, "0") == "0":
@@ -211,7 +216,7 @@ def read_options(
     if "batch" in values and values.get(PER_RANK) is not None:
         raise SpecError(
             "batch and batch_size are both given",
-            hint="batch counts the samples of a step over all ranks, batch_size those of one rank",
+            hint="use batch for the samples of a step over all ranks, or batch_size for those of one rank",
         )
     hints = typing.get_type_hints(options_type)
     return options_type(**{key: _convert(key, value, hints[key]) for key, value in values.items()})
@@ -229,7 +234,7 @@ def describe_flags(
     *,
     hidden: Collection[str] = (),
 ) -> str:
-    """All settings as flags, a line each, with what they are if nobody sets them, and what they mean."""
+    """Return all settings as flags, one per line, with their defaults and meanings."""
     fields = [one for one in dataclasses.fields(options_type) if one.name not in hidden]
     comments = _read_comments(options_type)
     lines = []
@@ -237,11 +242,11 @@ def describe_flags(
         default = _show(defaults.get(field.name, field.default))
         flag = f"  --{field.name.replace('_', '-')} {default}"
         lines.append(f"{flag:34}  {comments.get(field.name, '')}".rstrip() + "\n")
-    return f"All flags, with their defaults; --config FILE reads YAML:\n{''.join(lines)}"
+    return f"All flags with their defaults (--config FILE reads YAML or JSON):\n{''.join(lines)}"
 
 
 def _read_comments(options_type: type[TrainerOptions]) -> dict[str, str]:
-    """What stands behind the fields in their source; nothing where that is not to be had."""
+    """Return the source comments of the fields, or nothing if the source is not available."""
     comments: dict[str, str] = {}
     for kind in reversed(options_type.__mro__[:-1]):
         try:
@@ -259,19 +264,19 @@ def _show(default: Any) -> str:
 
 
 def read_config(options_type: type[TrainerOptions], config: Config | None) -> dict[str, Any]:
-    """The settings that a dict, a file or flags give; `--config FILE` among flags is read first."""
+    """Return the settings from a dict, a file or flags. `--config FILE` among flags is read first."""
     if config is None:
         return {}
     if isinstance(config, Mapping):
         return _check_keys(options_type, config)
     if isinstance(config, (str, os.PathLike)):
         return _check_keys(options_type, _read_file(Path(config)))
-    if callable(dump := getattr(config, "model_dump", None)):  # itwinai's, of pydantic
+    if callable(dump := getattr(config, "model_dump", None)):  # a pydantic model from itwinai
         return _check_keys(options_type, dump(exclude_unset=True))
     if not isinstance(config, Sequence):
         raise SpecError(
             f"config is a {type(config).__name__}",
-            hint="give a dict, a file or the words of a command line",
+            hint="give a dict, a file or command-line words",
         )
     flags = _read_flags(options_type, list(config))
     file = flags.pop("config", None)
@@ -293,7 +298,7 @@ def _check_keys(options_type: type[TrainerOptions], values: Mapping[str, Any]) -
 
 
 def _translate(others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by our names, of those that have itwinai's."""
+    """Return settings renamed from itwinai's names to ours."""
     translated = translate(others)
     for key in others:
         if (name := SETTINGS.get(key)) in own:
@@ -305,7 +310,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", "it is no text")
+        why = getattr(error, "strerror", "it is not text")
         raise SpecError(
             f"the config {path} cannot be read: {why}", hint="give the path of a file"
         ) from error
@@ -319,7 +324,7 @@ def _read_json(path: Path, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise SpecError(f"{path} is not JSON: {error}", hint="look at that line") from error
+        raise SpecError(f"{path} is not JSON: {error}", hint="fix that line") from error
 
 
 def _read_yaml(path: Path, text: str) -> Any:
@@ -333,11 +338,11 @@ def _read_yaml(path: Path, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise SpecError(f"{path} is not YAML: {error}", hint="look at that line") from error
+        raise SpecError(f"{path} is not YAML: {error}", hint="fix that line") from error
 
 
 def _read_flags(options_type: type[TrainerOptions], words: list[str]) -> dict[str, Any]:
-    """`--key value`, `--key=value`, and for switches `--key` and `--no-key`."""
+    """Parse `--key value` and `--key=value`, and for switches `--key` and `--no-key`."""
     hints = typing.get_type_hints(options_type)
     flags: dict[str, Any] = {}
     while words:
@@ -346,9 +351,8 @@ def _read_flags(options_type: type[TrainerOptions], words: list[str]) -> dict[st
             raise SpecError(f"{word!r} is not a flag", hint="write --key value")
         key, has_value, value = word[2:].partition("=")
         key = key.replace("-", "_")
-        key = (
-            "run" if key == "run_id" else key
-        )  # torchrun takes --run for its own, wherever it stands
+        # torchrun consumes --run itself, even after the script's name
+        key = "run" if key == "run_id" else key
         if has_value:
             flags[key] = value
         elif key.startswith("no_") and hints.get(key[3:]) is bool:
@@ -363,16 +367,16 @@ def _read_flags(options_type: type[TrainerOptions], words: list[str]) -> dict[st
 
 
 def _convert(key: str, value: Any, hint: Any) -> Any:
-    """The value as the setting's type; text is read as a number, a switch or nothing where that fits."""
+    """Return the value as the setting's type, reading text as a number, a switch or None where it fits."""
     if hint is str and isinstance(value, str):
-        return value  # "none" as well, which is a strategy
+        return value  # keeps "none", which is a strategy
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     for kind in typing.get_args(hint) if is_union else (hint,):
         converted = _as_kind(value, kind)
         if converted is not NotImplemented:
             return converted
     name = hint.__name__ if isinstance(hint, type) else str(hint)
-    raise SpecError(f"{key} is {value!r:.60}, and should be {name}", hint=f"change {key}")
+    raise SpecError(f"{key} is {value!r:.60}, but should be {name}", hint=f"change {key}")
 
 
 def _as_kind(value: Any, kind: Any) -> Any:
