@@ -1,6 +1,6 @@
-"""Attack: a cache that several users share (XDG_CACHE_HOME) holds a program or byte code of somebody else.
+"""Attack: in a cache shared by several users (XDG_CACHE_HOME), another user's program or bytecode.
 
-The agent is built once and kept in the cache, and so is the byte code of what it imports: both are executed.
+The agent is built once and cached, and so is the bytecode of its imports. Both are executed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from windlass.engines import archives
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A cache that many use, and a home with another one."""
+    """Return a cache shared by several users, and set a home with a cache of its own."""
     shared = tmp_path / "cache"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -29,13 +29,13 @@ def cache(tmp_path, monkeypatch):
 
 
 def _evil(path, mark) -> None:
-    """An archive that leaves a mark when it is run."""
+    """Write an archive that creates a file when it runs."""
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("__main__.py", f"open({str(mark)!r}, 'w').close()")
 
 
-def test_an_archive_in_a_cache_folder_of_somebody_else_is_not_run(victim, stranger):
-    """End to end: the stranger knows the archive's name, and made the folder first."""
+def test_archive_in_cache_folder_of_another_user_is_not_run(victim, stranger):
+    """The stranger knows the archive's name and created the folder first."""
     victim.home.chmod(0o755)
     cache = stranger.mkdir(stranger.home / "cache", 0o1777)
     stranger.home.chmod(0o755)
@@ -54,22 +54,22 @@ def test_an_archive_in_a_cache_folder_of_somebody_else_is_not_run(victim, strang
     assert ran.stderr.count(f"{folder} belongs to another user (uid {stranger.uid})") == 1
 
 
-def test_a_cache_folder_is_made_for_us_alone(cache):
+def test_cache_folder_is_private(cache):
     path = archives.local_archive()
     assert path.startswith(str(cache))
     assert stat.S_IMODE((cache / "windlass").stat().st_mode) == 0o700
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
 
 
-def test_a_cache_folder_of_ours_that_others_may_write_to_is_closed(cache):
+def test_writable_cache_folder_of_ours_becomes_private(cache):
     (cache / "windlass").mkdir()
     (cache / "windlass").chmod(0o777)
     assert archives.local_archive().startswith(str(cache))
     assert stat.S_IMODE((cache / "windlass").stat().st_mode) == 0o700
 
 
-def test_an_archive_of_somebody_else_in_a_folder_of_ours_is_made_anew(cache, stranger, caplog):
-    """It was put there while the folder was open."""
+def test_archive_of_another_user_in_our_folder_is_rebuilt(cache, stranger, caplog):
+    """The stranger put it there while the folder was writable."""
     path = archives.local_archive()
     os.unlink(path)
     _evil(path, cache / "mark")
@@ -81,7 +81,7 @@ def test_an_archive_of_somebody_else_in_a_folder_of_ours_is_made_anew(cache, str
     assert f"{path} belongs to another user" in caplog.text
 
 
-def test_a_link_of_somebody_else_is_not_followed(cache, stranger, tmp_path):
+def test_link_of_another_user_is_not_followed(cache, stranger, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (cache / "windlass").symlink_to(tmp_path / "elsewhere")
     stranger.give(cache / "windlass")
@@ -90,7 +90,7 @@ def test_a_link_of_somebody_else_is_not_followed(cache, stranger, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["owner", "mode"])
-def test_byte_code_that_others_may_have_written_is_not_used(tmp_path, how, request, caplog):
+def test_bytecode_that_others_may_have_written_is_not_used(tmp_path, how, request, caplog):
     path = tmp_path / "import-json-00000000.bin"
     entries = {"json": ("/x/json.py", False, 0, 0, b"")}
     path.write_bytes(marshal.dumps((import_snapshot._folders(), entries)))

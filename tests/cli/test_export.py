@@ -180,7 +180,7 @@ def test_pods_without_an_image_get_that_of_the_torch_here(windlass: Cli, solo: P
         (("work.py", *IMAGE, "--volume", "/a:/a"), "a folder of the machine", "--allow-host-path"),
         (("work.py", *IMAGE, "--timeout", "5m"), "cannot do: timeout", "--timeout"),
         (("work.py", *IMAGE, "--patch", "x: 1"), "the patch has 'x' at its top", "looks like"),
-        (("sh", *IMAGE), "only a single script", "--in-image"),
+        (("sh", *IMAGE), "can only include a single script", "--in-image"),
     ],
     ids=str,
 )

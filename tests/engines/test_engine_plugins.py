@@ -175,7 +175,7 @@ FAULTS = {
     "def ENGINE(settings): raise OSError('no socket')": "cannot be made: OSError: no socket",
     "class ENGINE:\n    def __init__(self, settings): self.name = 'other'": "calls itself 'other'",
     "class ENGINE:\n    name, can = 'broken', ()\n    def __init__(self, settings): pass": (
-        "lacks what an engine must have: facts, render, submit"
+        "lacks members of the engine protocols: facts, render, submit"
     ),
     "from windlass_statefulset import STATEFUL_SET as ENGINE": "calls itself 'stateful'",
 }

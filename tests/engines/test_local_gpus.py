@@ -61,7 +61,7 @@ def start(tmp_path, **asked):
 
 
 def test_a_machine_without_gpus_refuses(home):
-    with pytest.raises(wl.SpecError, match=r"1 GPU\(s\) were asked for, and this machine has none"):
+    with pytest.raises(wl.SpecError, match=r"1 GPU\(s\) were requested, but this machine has none"):
         wl.run(look, gpus=1, quiet=True)
     with pytest.raises(wl.SpecError, match="this machine has none"):
         wl.Compute(name="none", gpus=1, engine="local").up()
@@ -74,7 +74,7 @@ def test_the_command_line_says_so(tmp_path, machine):
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # where the tests' machine has some
     ran = subprocess.run(line, capture_output=True, text=True, check=False, env=hidden)
     assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
-    assert "1 GPU(s) were asked for, and this machine has" in ran.stderr
+    assert "1 GPU(s) were requested, but this machine has" in ran.stderr
     assert "--pretend-gpus" in ran.stderr
 
 

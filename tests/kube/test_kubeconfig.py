@@ -129,7 +129,7 @@ def test_an_unknown_context(tmp_path: Path) -> None:
 
 def test_no_context_is_chosen(tmp_path: Path) -> None:
     path = write(tmp_path / "config", contexts=[make_context("a"), make_context("b")])
-    with pytest.raises(ConfigError, match="no context is chosen") as caught:
+    with pytest.raises(ConfigError, match="no context is selected") as caught:
         read(path)
     assert "a, b" in caught.value.hint
 
@@ -149,7 +149,7 @@ OLD_LOGIN = (
     ("text", "says"),
     [
         ("a: [1\nb: }", "is not YAML"),
-        ("just words", "holds no table"),
+        ("just words", "not contain a mapping"),
         ("contexts: [{context: {}}]", "`contexts` must be a list of name and context"),
         ("clusters: 3", "`clusters` must be a list"),
         (HEAD, "no cluster 'c'"),

@@ -1,10 +1,9 @@
-"""Archives of our own code that travel to nodes: the agent, and the training library.
+"""Archives of our own code that are sent to nodes: the agent, and the training library.
 
-The agent is a .pyz of our own modules and cloudpickle, the same bytes every time. The training
-library (`train` and `recipes`) is a second archive, because the agent's is small on purpose and
-most work does not need it. `client.jobs.packing` decides when it travels. Both are built from
-the installed package on first use and kept in the user's cache. Imports little: `windlass run`
-needs it before anything else.
+The agent is a reproducible .pyz of our own modules and cloudpickle. The training library (`train` and
+`recipes`) is a second archive, because most work does not need it and the agent must stay small.
+`client.jobs.packing` decides when to send it. Both are built from the installed package on first use,
+and kept in the user's cache. This module imports little, since `windlass run` imports it first.
 """
 
 from __future__ import annotations
@@ -32,11 +31,9 @@ _OURS = (
     *("spec", "plan", "wire", "frameworks", "agent"),
     *(f"bundle/{name}.py" for name in ("__init__", "archive", "manifest", "scan")),
 )
-_NOT_OF_AGENTS = (
-    "windlass/spec/launchers.py",
-    "windlass/wire/log_files.py",
-)  # only clients use them
-# Plain enough for any Python 3: an old interpreter must get as far as being told.
+# Only clients use them.
+_NOT_OF_AGENTS = ("windlass/spec/launchers.py", "windlass/wire/log_files.py")
+# Valid in any Python 3, so that an old interpreter can print the error.
 _MAIN = b"""import sys
 if sys.version_info < (3, 10):
     sys.exit("windlass: the nodes run Python {}.{}, 3.10 or newer is needed; choose another with --python"
@@ -44,15 +41,14 @@ if sys.version_info < (3, 10):
 from windlass.agent.__main__ import main
 sys.exit(main())
 """
-_building = (
-    _thread.allocate_lock()
-)  # threads that all start their first job would each take seconds
-_said: set[str] = set()
+# Keeps threads that start their first job from building the archive several times, which takes seconds.
+_building = _thread.allocate_lock()
+_logged: set[str] = set()
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _PACKAGES = ("train", "recipes")
 
-# The package as the archive has it: stands early on the path, looks for the rest of itself, and becomes that.
-# An installed one of another version is passed over: the client's beats the image's.
+# The `windlass` package of the archive. It comes early on the path, finds the rest of itself, and replaces
+# itself by that. It skips an installed package of another version, as the client's version takes precedence.
 _DOOR = f"""import importlib.util, os, sys, zipimport
 from importlib.machinery import PathFinder
 _here = os.path.dirname(__file__)
@@ -77,7 +73,7 @@ _spec.loader.exec_module(_module)
 
 
 def find_archive() -> str | None:
-    """The path of the archive for nodes of this machine, if it was built before."""
+    """Return the path of the archive for nodes of this machine, if it has been built."""
     from windlass.errors import EngineError
 
     try:
@@ -86,30 +82,30 @@ def find_archive() -> str | None:
             path if os.path.exists(path) and not find_foreign_fault(path, is_closed=True) else None
         )
     except (OSError, EngineError):
-        return None  # the caller that needs it says so
+        return None  # a caller that needs the archive reports the error
 
 
 def local_archive() -> str:
-    """The archive for nodes of this machine, built if it is not there yet.
+    """Return the archive for nodes of this machine, building it if necessary.
 
-    Beside each source lies its byte code for this interpreter, which others ignore: an archive has no
-    __pycache__, and compiling at every start would take longer than all else.
+    It contains each source with its byte code for this interpreter, which other ones ignore. An archive has
+    no __pycache__, and compiling at every start would take longer than all other steps.
     """
     return keep_archive(_local_path(), build_archive)
 
 
 def keep_archive(path: str, build: Callable[..., bytes]) -> str:
-    """The archive at a path of `place_archive`, with byte code, built if it is not there yet."""
+    """Return the path of an archive with byte code, which `build` makes if it does not exist."""
     with _building:
         if os.path.lexists(path) and (fault := find_foreign_fault(path, is_closed=True)):
-            _say(f"{fault}; it is not run, and made anew")
+            _warn_once(f"{fault}; it is not run, but built again")
             os.unlink(path)
         if not os.path.exists(path):
             from pathlib import Path
 
             from windlass.wire.job_folder import write_once
 
-            # never over one that is there: Python reads an archive piece by piece, by places it remembers
+            # Never overwrite an archive, as Python reads it in pieces at remembered offsets.
             write_once(Path(path), build(compiled=True))
     return path
 
@@ -119,7 +115,7 @@ def _local_path() -> str:
 
 
 def place_archive(kind: str, sources: Iterable[tuple[str, str]]) -> str:
-    """Where the archive of these very files is kept: their places, sizes and times make its name."""
+    """Return the path for an archive of these files, named after their paths, sizes and times."""
     stats = ((path, os.stat(path)) for _, path in sources)
     key = repr([(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]).encode()
     digest = f"{zlib.crc32(key):08x}{zlib.adler32(key):08x}"
@@ -128,7 +124,7 @@ def place_archive(kind: str, sources: Iterable[tuple[str, str]]) -> str:
 
 
 def _cache_folder() -> str:
-    """A folder of ours, closed to others: what lies there is executed."""
+    """Return a private cache folder, since its archives are executed."""
     from windlass.errors import EngineError
 
     home = os.path.expanduser("~/.cache")
@@ -142,33 +138,33 @@ def _cache_folder() -> str:
             fault = error.message
         if not fault:
             return folder
-        _say(f"{fault}; programs that are kept there are not run")
+        _warn_once(f"{fault}; archives in it are not run")
     raise EngineError(fault, hint="set XDG_CACHE_HOME to a folder of your own")
 
 
-def _say(text: str) -> None:
-    """Once."""
-    if text not in _said:
+def _warn_once(text: str) -> None:
+    """Log a warning, unless it was logged before."""
+    if text not in _logged:
         import logging
 
-        _said.add(text)
+        _logged.add(text)
         logging.getLogger(__name__).warning(text)
 
 
 def build_archive(*, compiled: bool = False) -> bytes:
-    """The archive's bytes."""
+    """Return the bytes of the agent's archive."""
     files = {"__main__.py": _MAIN}
     for name, path in _sources():
         with open(path, "rb") as file:
             data = file.read()
-        # what others wrote keeps its licence, and the program says what it is
+        # cloudpickle keeps its licence, and the main program its usage text.
         is_bare = name.startswith("windlass/") and not name.endswith("__main__.py")
         files[name] = _without_docstrings(data) if is_bare else data
     return zip_modules(files, compiled=compiled)
 
 
 def zip_modules(files: dict[str, bytes], *, compiled: bool) -> bytes:
-    """Sorted names, one time stamp, so that equal sources give equal bytes."""
+    """Return an archive with sorted names and one time stamp, so that equal sources give equal bytes."""
     import io
     import zipfile
 
@@ -185,7 +181,7 @@ def zip_modules(files: dict[str, bytes], *, compiled: bool) -> bytes:
 
 
 def _without_docstrings(source: bytes) -> bytes:
-    """The same program on the same lines, which tracebacks name: the archive travels in a Secret."""
+    """Remove docstrings to save space in a Secret. The lines keep their numbers for tracebacks."""
     import ast
 
     text = source.decode()
@@ -200,7 +196,7 @@ def _without_docstrings(source: bytes) -> bytes:
 
 
 def _compile(name: str, data: bytes) -> bytes:
-    """Byte code that is not checked against its source: it was made of these very bytes."""
+    """Return byte code that Python does not check against its source."""
     from importlib._bootstrap_external import _code_to_hash_pyc  # type: ignore[attr-defined]
     from importlib.util import source_hash
 
@@ -209,7 +205,7 @@ def _compile(name: str, data: bytes) -> bytes:
 
 
 def _sources() -> Iterator[tuple[str, str]]:
-    """Each file that travels: its name in the archive, and where it lies."""
+    """Yield each file of the agent as its name in the archive and its path."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for name in _OURS:
         path = os.path.join(package, name)
@@ -218,7 +214,7 @@ def _sources() -> Iterator[tuple[str, str]]:
             if os.path.isdir(path)
             else [(f"windlass/{name}", path)]
         )
-    # not what is loaded: inside a rank that comes from an archive
+    # The loaded module is not usable: inside a rank it comes from an archive.
     spec = PathFinder.find_spec("cloudpickle")
     if spec is None or spec.origin is None:
         from windlass.errors import EngineError
@@ -228,7 +224,7 @@ def _sources() -> Iterator[tuple[str, str]]:
 
 
 def list_modules(folder: str, prefix: str) -> Iterator[tuple[str, str]]:
-    """Each module below a folder: its name in an archive, and where it lies."""
+    """Yield each module below a folder as its name in an archive and its path."""
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.is_dir() and entry.name != "__pycache__":
             yield from list_modules(entry.path, f"{prefix}/{entry.name}")
@@ -237,13 +233,13 @@ def list_modules(folder: str, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def read_train_archive() -> bytes:
-    """With byte code, which pods of this Python need not make; built once, and kept."""
+    """Return the training library with byte code for this Python, built once and kept."""
     path = place_archive("train", [*_list_sources(), ("windlass/__init__.py", __file__)])
     return Path(keep_archive(path, build_train_archive)).read_bytes()
 
 
 def build_train_archive(*, compiled: bool = False) -> bytes:
-    """The archive's bytes."""
+    """Return the bytes of the training library's archive."""
     files = {"windlass/__init__.py": _DOOR.encode()}
     files |= {name: Path(path).read_bytes() for name, path in _list_sources()}
     return zip_modules(files, compiled=compiled)

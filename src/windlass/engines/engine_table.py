@@ -1,9 +1,9 @@
-"""Engines by name: those that are built in, and those that other packages add.
+"""Table of engines: the built-in ones, and those that other packages add.
 
 A built-in engine is a row here. Another package adds an engine through an entry point of the group
 `windlass.engines`, which gives a `Dialect` or makes an `Engine` from the settings. Everything is imported
-only when its engine is named. Installed packages are looked through only for a name that is not built in,
-and where all names are listed.
+only when its engine is named. Installed packages are searched only for a name that is not built in, and
+where all names are listed.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _DIALECTS = {
     "raycluster": "windlass.engines.dialects.raycluster:RAYCLUSTER",
     "trainjob": "windlass.engines.dialects.trainjob:TRAINJOB",
 }
-# where each is, and what it makes, in an error
+# the path of each, and the name of its product for errors
 _EXPORTS = {
     "statefulset": ("windlass.engines.exports.statefulset:StatefulSetExport", "a StatefulSet")
 }
 _BUILT_IN = frozenset((*_ENGINES, *_DIALECTS, *_EXPORTS))
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
-_HOME_FOLDERS = frozenset({"bundles", "jobs", "locks", "volumes"})  # no engine may have them
+_HOME_FOLDERS = frozenset({"bundles", "jobs", "locks", "volumes"})  # reserved
 
 
 # -- names ---------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def _list_folders(home: Path) -> set[str]:
 
 
 def check_engine_name(name: str) -> None:
-    """Refuse a name that no engine has."""
+    """Raise `SpecError` for the name of an unknown engine."""
     if name not in _BUILT_IN and name not in _read_plugins():
         known = renderer_names()
         hint = did_you_mean(name, known, f"there is: {', '.join(known)}")
@@ -96,7 +96,7 @@ def only_exports(name: str) -> bool:
 
 
 def has_pods(name: str, settings: Settings) -> bool:
-    """Return whether an engine's nodes are pods; a built-in one is not imported for that."""
+    """Return whether an engine's nodes are pods, without importing a built-in one."""
     if name in _BUILT_IN:
         return name not in _ENGINES
     return "pods" in make_renderer(name, settings).can
@@ -106,7 +106,7 @@ def has_pods(name: str, settings: Settings) -> bool:
 
 
 def make_renderer(name: str, settings: Settings) -> Renderer:
-    """Return the engine of that name, imported on use; it may be one that only exports."""
+    """Return the engine of that name, which may only export."""
     check_engine_name(name)
     if name not in _BUILT_IN:
         return _make_plugin(name, settings)
@@ -127,14 +127,14 @@ def make_compute_engine(name: str, settings: Settings) -> ComputeEngine:
     engine = make_engine(name, settings)
     if "computes" not in engine.can:
         raise SpecError(
-            f"the engine {name} runs jobs, and keeps no computes",
+            f"the engine {name} runs jobs, but cannot keep computes",
             hint="use engine local, kubernetes or monarchmesh",
         )
     return cast("ComputeEngine", engine)
 
 
 def as_engine(renderer: Renderer) -> Engine:
-    """Return the same, known to run jobs; an error for one that only exports."""
+    """Return the renderer as an engine. Raise `SpecError` if it only exports."""
     if only_exports(renderer.name):
         raise SpecError(
             f"{_EXPORTS[renderer.name][1]} is only exported, not run by Windlass",
@@ -145,7 +145,7 @@ def as_engine(renderer: Renderer) -> Engine:
 
 
 def find_dialect(name: str) -> Dialect | None:
-    """Return the dialect of an engine; None for an engine that is not made of one."""
+    """Return the dialect of an engine, or None if it has none."""
     if name in _DIALECTS:
         dialect: Dialect = _load(_DIALECTS[name])
         return dialect
@@ -157,7 +157,7 @@ def find_dialect(name: str) -> Dialect | None:
 
 
 def load_dialect(name: str) -> Dialect:
-    """Return the dialect of an engine that is known to be made of one."""
+    """Return the dialect of an engine that runs on Kubernetes."""
     dialect = find_dialect(name)
     if dialect is None:
         raise SpecError(f"the engine {name} does not run on Kubernetes", hint="use -e kubernetes")
@@ -179,7 +179,7 @@ def _load(place: str) -> Any:
 
 
 def find_package(name: str) -> str:
-    """Return the name and version of the package that adds an engine; empty for a built-in one."""
+    """Return name and version of the package that adds an engine, or "" for a built-in one."""
     return "" if name in _BUILT_IN else _describe(_read_plugins()[name][0])
 
 
@@ -195,12 +195,12 @@ def _make_plugin(name: str, settings: Settings) -> Engine:
         raise _blame(name, f"cannot be made: {_name_error(error)}") from error
     _check_plugin(name, engine)
     if missing := _find_missing(engine):
-        raise _blame(name, f"lacks what an engine must have: {', '.join(missing)}")
+        raise _blame(name, f"lacks members of the engine protocols: {', '.join(missing)}")
     return engine
 
 
 def _load_plugin(name: str) -> Any:
-    """Import what an entry point names: a dialect, or what makes an engine from the settings."""
+    """Import the object of an entry point: a dialect, or a factory of engines."""
     entries = _read_plugins()[name]
     if len(entries) > 1:
         packages = " and ".join(_describe(entry) for entry in entries)
@@ -228,13 +228,13 @@ def _is_dialect(plugin: object) -> bool:
 
 
 def _check_plugin(name: str, engine: Any) -> None:
-    """Check the name, by which references and folders of jobs lead back to the engine."""
+    """Check the engine's name, which references and folders of jobs use to find it."""
     if getattr(engine, "name", None) != name:
         raise _blame(name, f"calls itself {getattr(engine, 'name', None)!r}")
 
 
 def _find_missing(engine: Engine) -> list[str]:
-    """Return what a protocol names and the engine does not have."""
+    """Return the names of protocol members that the engine lacks."""
     keeps_computes = "computes" in getattr(engine, "can", ())
     protocols: Sequence[type] = (Renderer, Engine, *([ComputeEngine] if keeps_computes else ()))
     wanted = [name for one in protocols for name in (*one.__annotations__, *vars(one))]
@@ -268,7 +268,7 @@ def _read_plugins() -> dict[str, list[EntryPoint]]:
 
 @functools.lru_cache(maxsize=1)
 def _scan_plugins(_path: Sequence[str]) -> dict[str, list[EntryPoint]]:
-    import importlib.metadata  # reads what all packages say of themselves, which takes 20 ms and more
+    import importlib.metadata  # reads the metadata of all packages, which takes at least 20 ms
 
     plugins: dict[str, list[EntryPoint]] = {}
     for entry in importlib.metadata.entry_points(group=GROUP):
@@ -279,7 +279,7 @@ def _scan_plugins(_path: Sequence[str]) -> dict[str, list[EntryPoint]]:
             )  # fmt: skip
         elif not _NAME.fullmatch(entry.name) or entry.name in _HOME_FOLDERS:
             logger.warning(
-                "the package %s adds an engine %r, which is no name for one: ignored",
+                "the package %s adds an engine %r, which is not a valid name: ignored",
                 _describe(entry), entry.name,
             )  # fmt: skip
         else:

@@ -1,8 +1,7 @@
-"""Finished jobs in a home: the results of their ranks, and how many of them are kept.
+"""Finished jobs in a home: the results of their ranks, and the limit on their number.
 
-Of the jobs that have ended, a home keeps the newest thousand. A result that should be in a job's
-folder and is not is replaced by an error that names it. Used by the local engine and the engines on
-clusters.
+A home keeps about a thousand jobs, and forgets the oldest ended ones. An error replaces a result that
+is missing in a job's folder. Used by the local engine and the engines on clusters.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from windlass.wire.status import JobStatus, Phase
 logger = logging.getLogger(__name__)
 
 MAX_JOBS = 1000
-_ROOM = 50  # forgotten at a time: not one with each submit
+_ROOM = 50  # number of jobs to forget at a time, so that not every submit does it
 Result = tuple[ResultHeader, bytes]
 _KEEP = "stay attached, or have the code write it to a volume (--volume)"
 
@@ -33,7 +32,7 @@ _KEEP = "stay attached, or have the code write it to a volume (--volume)"
 def forget_old_jobs(
     home: Path, has_ended: Callable[[Path], bool], *, max_jobs: int = MAX_JOBS, room: int = _ROOM
 ) -> list[str]:
-    """Remove the oldest folders of ended jobs when there are more than `max_jobs`; their ids."""
+    """Remove the oldest folders of ended jobs above a total of `max_jobs`. Return their ids."""
     folders = [
         Path(entry.path) for entry in os.scandir(home) if entry.is_dir(follow_symlinks=False)
     ]
@@ -54,7 +53,7 @@ def forget_old_jobs(
 
 
 def _made_at_s(folder: Path) -> float:
-    """By its plan, which is written once; a folder without one is no job, and comes last."""
+    """Return the time of the plan, which is written once, or infinity for a folder without a plan."""
     try:
         return (folder / names.PLAN_FILE).stat().st_mtime
     except OSError:
@@ -64,7 +63,7 @@ def _made_at_s(folder: Path) -> float:
 def read_outcomes(
     folder: JobFolder, plan: Plan, status: JobStatus, *, with_values: bool
 ) -> list[Result | None]:
-    """What each rank left in the last attempt, in rank order."""
+    """Return each rank's result of the last attempt, in rank order."""
     results = read_results(
         folder, attempt=status.attempt, num_ranks=status.num_ranks, with_values=with_values
     )
@@ -80,10 +79,10 @@ def _explain(folder: JobFolder, status: JobStatus, rank: int) -> str:
     path = f"{folder.attempt(status.attempt).name}/rank-{rank}.result"
     size = _read_omitted(folder).get(path)
     if size is not None:
-        why = f"its {size} bytes were too large to outlive its pod"
+        why = f"its {size} bytes were too large to be kept after its pod"
         return f"the result of rank {rank} is missing: {why}\n  hint: {_KEEP}"
-    told = [c.message for c in status.conditions if c.reason == names.REASON_RESULT_MISSING]
-    why = "; ".join(told) or "its file is not here any more"
+    messages = [c.message for c in status.conditions if c.reason == names.REASON_RESULT_MISSING]
+    why = "; ".join(messages) or "its file no longer exists here"
     return f"the result of rank {rank} is missing: {why}\n  hint: windlass logs {status.job_id}"
 
 

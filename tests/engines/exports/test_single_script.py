@@ -28,7 +28,7 @@ def test_code_in_the_image_is_not_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("import model", "train.py imports model, which lies beside it"),
+        ("import model", "train.py imports model, which is beside it"),
         ("from model.layers import x", "train.py imports model"),
         ("def f():\n  import package.x", "train.py imports package"),
         ("import (", "train.py is not Python"),
@@ -45,7 +45,7 @@ def test_refused(tmp_path, text, says):
 
 
 def test_what_is_no_script_must_be_in_the_image(tmp_path):
-    with pytest.raises(SpecError, match="only a single script can travel") as caught:
+    with pytest.raises(SpecError, match="can only include a single script") as caught:
         read_solo(make_pod_plan(work=Command(argv=("ls",))), tmp_path)
     assert "--in-image" in caught.value.hint
 

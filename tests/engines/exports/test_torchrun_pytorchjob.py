@@ -50,7 +50,7 @@ def test_it_is_called_as_the_user_says():
 
 
 def test_an_engine_without_a_launcher_of_its_own_says_so():
-    with pytest.raises(SpecError, match="raycluster makes has no launcher of its own") as refused:
+    with pytest.raises(SpecError, match="raycluster have no launcher of their own") as refused:
         load_plain("raycluster")
     assert "leave out --plain" in refused.value.hint
 

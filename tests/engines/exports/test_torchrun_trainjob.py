@@ -51,7 +51,7 @@ def test_older_operators_have_other_fields(version):
 def test_the_engine_prints_it():
     assert load_plain("trainjob") is make_plain_trainjob
     assert load_plain("trainjob", "2.2") is load_plain("trainjob", "3.0") is make_plain_trainjob
-    with pytest.raises(SpecError, match="no version of an operator"):
+    with pytest.raises(SpecError, match="is not a version of an operator"):
         load_plain("trainjob", "new")
 
 

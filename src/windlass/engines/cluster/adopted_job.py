@@ -101,7 +101,7 @@ class AdoptedLogs:
                 timestamps=True,
                 since_s=None if last_s is None else max(0.0, time.time() - last_s) + _OVERLAP_S,
                 limit_bytes=_MAX_BYTES,
-                is_patient=False,
+                is_retried=False,
             )
         except Forbidden:
             raise

@@ -75,9 +75,9 @@ def read_unread(api: Api, folder: JobFolder, *, container: str = names.CONTAINER
     """
     file = folder.path / names.UNREAD_FILE
     pods = [str(pod) for pod in records.parse(file.read_bytes(), file.name)]
-    is_patient = len(pods) <= _FEW
+    has_few_pods = len(pods) <= _FEW
     unread, why = set(pods), ""
-    first_s = _ALL_S if is_patient else _FIRST_S
+    first_s = _ALL_S if has_few_pods else _FIRST_S
     for pod, answer in _ask_all(api, pods, container, first_s=first_s):
         if isinstance(answer, Forbidden):
             raise answer  # otherwise the job would seem to have no output
@@ -123,7 +123,7 @@ def _ask_all(
             try:
                 log = api.read_log(
                     pod, container=container, timestamps=True, limit_bytes=_MAX_LOG_BYTES,
-                    timeout_s=left_s, is_patient=False,
+                    timeout_s=left_s, is_retried=False,
                 )  # fmt: skip
                 answers.put((pod, log))
             except ClusterError as error:
@@ -143,7 +143,7 @@ def _ask_all(
 
 
 def _take_last_word(api: Api, pod: Object, plan: Plan, folder: JobFolder, container: str) -> bool:
-    # an agent that writes a last word writes a message, too; without a message, try only briefly
+    # An agent that writes a last word also writes a message. Without one, try only briefly.
     is_announced = bool((container_of(pod).get("state", {}).get("terminated") or {}).get("message"))
     timeout_s = _ANNOUNCED_S if is_announced else _UNANNOUNCED_S
     last_word = _find_last_word(api, name_of(pod), container, timeout_s=timeout_s)
@@ -152,7 +152,7 @@ def _take_last_word(api: Api, pod: Object, plan: Plan, folder: JobFolder, contai
     files = {**last_word.files, names.STATUS_FILE: render_status(status)}
     if last_word.omitted:
         write_atomically(folder.path / names.OMITTED_FILE, json.dumps(last_word.omitted).encode())
-    # the status goes last: a reader that has a final one then has every file it refers to
+    # The status goes last, so that every file that a final status refers to exists.
     for path, data in sorted(files.items(), key=lambda file: file[0] == names.STATUS_FILE):
         target = folder.path / path
         if is_from_lead(path) and (path == names.STATUS_FILE or len(data) > _size(target)):
@@ -176,7 +176,7 @@ def _find_last_word(api: Api, pod: str, container: str, *, timeout_s: float) -> 
     try:
         end = api.read_log(
             pod, container=container, tail_lines=50, limit_bytes=_MAX_LOG_BYTES,
-            timeout_s=timeout_s, is_patient=False,
+            timeout_s=timeout_s, is_retried=False,
         )  # fmt: skip
         wanted = num_lines(end)
         if wanted > 50:
@@ -198,7 +198,7 @@ def _take_lines(log: bytes, folder: JobFolder) -> None:
             records_by_log[attempt, rank].append(record)
     for (attempt, rank), lines in records_by_log.items():
         target = folder.log(attempt, rank)
-        # a file that was copied from the node is more exact, even if it is shorter
+        # A file that was copied from the node is more exact, even if it is shorter.
         if not target.exists():
             make_own(target.parent, below=folder.path)
             write_atomically(target, *lines)

@@ -1,10 +1,10 @@
 """Watch of one job's objects on the API server, and the requests that depend on it.
 
 `JobWatch` watches the main object and its pods in two threads, and reads other objects when asked.
-It remembers deleted pods, because only they show why a node was lost. Anybody may give a pod the
-job's labels, so only pods that belong to the main object count. `JobBlockers` reads what keeps the
-job from starting, and `UnreachablePods` ends pods on machines that do not answer. The dialect and
-`kube` know what objects mean.
+It remembers deleted pods, because only they show why a node was lost. Other users can give a pod
+the job's labels, so only pods that belong to the main object count. `JobBlockers` reads what keeps
+the job from starting, and `UnreachablePods` ends pods on machines that do not answer. The dialect
+and `kube` interpret the objects.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from windlass.wire.status import cut_text
 logger = logging.getLogger(__name__)
 
 _KEPT = {PODS: slim_pod, NODES: slim_node}
-_MAX_READ = 8  # last lines of pods: they mostly say the same
+_MAX_READ = 8  # last lines of pods to read, as most are the same
 _LINE_S = 2.0
 _KUEUE = "kueue.x-k8s.io"
-_NEEDED = (EVENTS, RESOURCE_QUOTAS, PVCS)  # the Role has them
+_NEEDED = (EVENTS, RESOURCE_QUOTAS, PVCS)  # the Role grants them
 _BLOCKERS_EVERY_S = 1.0
 _BINDING_S = 10.0
 _CHECK_EVERY_S = 2.0
-_OVERDUE_S = 5.0  # a machine that answers ends a pod within its grace
+_OVERDUE_S = 5.0  # machines that answer end a pod within its grace period
 
 
 class JobWatch:
@@ -74,8 +74,8 @@ class JobWatch:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._job: WatchedObject | None = None
-        self._job_uid = ""  # also once it is gone
-        self._distrusted: set[str] = set()  # pods by uid
+        self._job_uid = ""  # kept after its deletion
+        self._distrusted: set[str] = set()  # UIDs of pods
         self._pods: dict[str, WatchedObject] = {}
         self._gone: dict[str, WatchedObject] = {}
         self._lists: dict[ObjectKind, tuple[float, list[WatchedObject]]] = {}
@@ -88,7 +88,7 @@ class JobWatch:
         labels = {names.LABEL_JOB: job_id} if pod_labels is None else pod_labels
         label = ",".join(f"{name}={value}" for name, value in labels.items())
         self._start("job", dialect.kind, self._on_job, "", field)
-        self._start("pods", PODS, self._on_pod, label, "")  # of which there may be a thousand
+        self._start("pods", PODS, self._on_pod, label, "")  # possibly a thousand of them
 
     def _start(self, what: str, kind: ObjectKind, on_change: Any, labels: str, fields: str) -> None:
         def watch() -> None:
@@ -155,14 +155,14 @@ class JobWatch:
         return self._dialect.owns(pod, self._job_uid) and uid_of(pod) not in self._distrusted
 
     def distrust(self, uid: str) -> None:
-        """See no more of a pod that was found not to be what it says it is."""
+        """Ignore a pod that proved to be an impostor."""
         with self._lock:
             self._distrusted.add(uid)
 
     def snapshot(self) -> JobSnapshot:
-        """Return what is known now."""
+        """Return the current state of the watched objects."""
         index_of, read_end = self._dialect.index_of, self._dialect.read_end
-        # before the objects, because they are complete once it is set and no error stands
+        # Read before the objects, which are complete if it is set and there is no error.
         is_listed = self.wait(0)
         errors = sorted(self._errors.copy().values(), key=lambda error: error.retryable)
         error = errors[0] if errors else None
@@ -190,11 +190,11 @@ class JobWatch:
         return self.snapshot().running_leads
 
     def read_events(self, max_age_s: float = 1.0) -> list[WatchedObject]:
-        """Events of the namespace, at most a second old; none where they may not be read."""
+        """Return events of the namespace, at most `max_age_s` old, or [] if the user may not read them."""
         return self._read(EVENTS, max_age_s=max_age_s)
 
     def count_pods_made(self, reason: str) -> int:
-        """Return how many pods the events with this reason report as made, with events up to 30 s old."""
+        """Return how many new pods are reported by events with this reason, which may be 30 s out of date."""
         if (job := self.job) is None:
             return 0
         kind, name = self._dialect.find_pod_maker(job)
@@ -202,14 +202,14 @@ class JobWatch:
         return sum(int(event.get("count") or 1) for event in made)
 
     def read_around(self) -> tuple[list[WatchedObject], list[WatchedObject], list[WatchedObject]]:
-        """Quotas and claims of the namespace, and the cluster's nodes, as far as they may be read."""
+        """Return the namespace's quotas and claims, and the cluster's nodes, without those not readable."""
         quotas, claims, nodes = (
             self._read(kind, max_age_s=10.0) for kind in (RESOURCE_QUOTAS, PVCS, NODES)
         )
         return quotas, claims, nodes
 
     def read_queues(self) -> list[str] | None:
-        """The names of the namespace's Kueue queues; None where they may not be read."""
+        """Return the names of the namespace's Kueue queues, or None if the user may not read them."""
         try:
             group = self._api.request("GET", f"/apis/{_KUEUE}")
         except NotFound:
@@ -238,7 +238,7 @@ class JobWatch:
                 container=log_container_of(self._pods.get(pod, {}), self._dialect.container),
                 tail_lines=1,
                 timeout_s=_LINE_S,
-                is_patient=False,
+                is_retried=False,
             )
         except ClusterError:
             return ""
@@ -258,7 +258,7 @@ class JobWatch:
         return bodies
 
     def _list(self, kind: ObjectKind) -> list[WatchedObject]:
-        """What no job needs is asked for only by those who may: a refusal would stand in the audit log."""
+        """List objects. The right to list optional ones is checked first, as refusals fill the audit log."""
         place = self._api.namespace if kind.namespaced else ""
         if kind in _NEEDED or may(
             self._api, "list", kind.plural, group=kind.group, namespace=place
@@ -269,7 +269,7 @@ class JobWatch:
 
 
 class JobBlockers:
-    """What keeps one job from starting, read once a second at most."""
+    """Blockers of one job, read at most once a second."""
 
     def __init__(self, dialect: Dialect, watch: JobWatch) -> None:
         self._dialect = dialect
@@ -295,7 +295,7 @@ class JobBlockers:
         blockers = self._dialect.find_blockers(job, pods, events)
         if not blockers:
             return []
-        # now it is worth asking for what makes the sentences more exact
+        # Only now the requests for more precise messages are worthwhile.
         quotas, claims, nodes = self._watch.read_around()
         is_queued = blockers[0].reason == NOT_ADMITTED
         return self._dialect.find_blockers(
@@ -311,10 +311,10 @@ class JobBlockers:
 
 
 def _is_young(blocker: Blocker) -> bool:
-    """A claim that was just made is bound in a moment, if it can be; pods are made in a moment."""
+    """Return whether the blocker is too new to report, since claims and pods need a moment."""
     is_unbound = blocker.reason == VOLUME and "is not bound" in blocker.message
-    patience_s = _BINDING_S if is_unbound else IDLE_S if blocker.reason == OPERATOR_IDLE else 0.0
-    return time.time() - blocker.since_s < patience_s
+    grace_s = _BINDING_S if is_unbound else IDLE_S if blocker.reason == OPERATOR_IDLE else 0.0
+    return time.time() - blocker.since_s < grace_s
 
 
 class UnreachablePods:

@@ -1,8 +1,8 @@
 """Search for a job's lead among the pods that may be its node 0.
 
-Anybody who may write pods can choose a pod's labels and owner, but only node 0 holds the job's
-key. So all candidates are dialled at once, and the one that proves the key by TLS is the lead. A
-pod that fails the job's TLS is logged once and never dialled again. A silent pod delays nobody.
+Every user who may write pods can choose a pod's labels and owner, but only node 0 holds the job's
+key. So all candidates are dialled concurrently, and the one that proves the key by TLS is the lead.
+A pod that fails the job's TLS is logged once and never dialled again. A silent pod causes no delay.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from windlass.kube.objects.fields import Object, container_of, name_of, uid_of
 logger = logging.getLogger(__name__)
 
 _HEAD_START_S = 0.3  # for the pods that are dialled first
-_MAX_DIALS = 16  # at once
-_CLOCK_ERRORS = (
-    9,
-    10,
-)  # OpenSSL's "not yet valid" and "expired"; only our own CA's certificates get them
+_MAX_DIALS = 16  # concurrent connection attempts
+# "not yet valid" and "expired" in OpenSSL, which are only reported for certificates of our own CA.
+_CLOCK_ERRORS = (9, 10)
 
 
 class KeysExpired(EngineError):
@@ -136,8 +134,8 @@ class LeadPods:
             return error
         return KeysExpired(
             f"the certificates of {self._job_id} are not valid now ({error.verify_message})",
-            hint=f"is this machine's clock right? else end it: windlass cancel {self._job_id}; "
-            "then start it anew",
+            hint="check this machine's clock; if it is right, end the job with "
+            f"windlass cancel {self._job_id}, and start it again",
         )
 
 

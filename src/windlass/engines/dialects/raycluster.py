@@ -1,8 +1,8 @@
-"""The dialect `raycluster`: nodes are the pods of a RayCluster of KubeRay, its head pod node 0.
+"""Dialect `raycluster`: nodes are the pods of a RayCluster of KubeRay, and its head pod is node 0.
 
-Pure, and the only file that knows what a RayCluster is. KubeRay makes pods and replaces them for ever: it has
-no end, and its worker pods no index, which the lead gives them. Our agent is their command, and starts Ray
-where the work wants it; so what KubeRay puts around a `ray start` of its own is kept away.
+Pure, and the only module that knows RayClusters. KubeRay replaces pods indefinitely, so a RayCluster never
+ends. Its worker pods have no index, so the lead assigns one. The command of the pods is our agent, which
+starts Ray if the work needs it. The settings that KubeRay adds for its own `ray start` are disabled.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ LABEL_TYPE = "ray.io/node-type"
 HEAD = "head"
 GROUP = "workers"
 OVERWRITE = "ray.io/overwrite-container-cmd"
-# KubeRay has worker pods wait for a Ray head, which starts only once they are here. The container that waits
-# has our variables and mounts, and runs in bash, which reads this first.
+# KubeRay makes worker pods wait for a Ray head, but ours starts only after the workers have joined. The
+# waiting container has our variables and mounts, and runs bash, which sources this file first.
 ANNOTATION_BASH = "windlass.dev/bash-env"
 BASH_FOLDER = "/windlass/kuberay"
 NO_WAIT = 'case "$BASH_EXECUTION_STRING" in *"ray health-check"*) exit 0;; esac'
-# What KubeRay sets in every container, for a Ray that is not ours.
+# Variables that KubeRay sets in every container for its own Ray.
 _OPERATORS_OWN = (
     *("BASH_ENV", "RAY_ADDRESS", "RAY_IP", "RAY_PORT", "FQ_RAY_IP", "REDIS_PASSWORD"),
     *("KUBERAY_GEN_RAY_START_CMD", "RAY_CLUSTER_NAME", "RAY_CLOUD_INSTANCE_ID"),
     "RAY_NODE_TYPE_NAME",
 )
-_KUEUE_PREFIX = "raycluster-"  # of the names of its Workloads
+_KUEUE_PREFIX = "raycluster-"  # prefix of the names of its Workloads
 _NEVER = (1 << 31) - 1
 
 
 def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
-    """The RayCluster, suspended: a head, and one group of workers of a fixed size."""
+    """Return the suspended RayCluster, with a head and one group with a fixed number of workers."""
     num_workers = len(plan.nodes) - 1
     group = {
         **_make_group(plan, files, num_workers),
@@ -75,7 +75,7 @@ def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
 
 
 def _make_group(plan: Plan, files: FileNames, num_workers: int) -> dict[str, Any]:
-    """Workers of one size, which names the group: KubeRay changes no pods that are there."""
+    """Return a group of workers, named after their size, since KubeRay never changes existing pods."""
     size = pod_of(plan).workers
     suffix = "" if size is None else f"-{zlib.crc32(repr(size).encode()):08x}"
     return {
@@ -89,7 +89,10 @@ def _make_group(plan: Plan, files: FileNames, num_workers: int) -> dict[str, Any
 
 
 def regroup(plan: Plan, cluster: Object, num_nodes: int, size: PodSize | None) -> dict[str, Any]:
-    """Give a compute so many workers in the last group; a group of another size becomes empty."""
+    """Return the patch that puts all workers into the last group, which has their size.
+
+    The other groups become empty.
+    """
     spec = cluster["spec"]
     groups = [dict(group) for group in spec.get("workerGroupSpecs") or ()]
     if size is not None or not groups:
@@ -117,18 +120,18 @@ def _make_template(plan: Plan, files: FileNames, *, is_worker: bool) -> dict[str
         restart_policy="Always",
         is_worker=is_worker,
     )
-    del template["spec"]["subdomain"]  # a pod without a stable name needs none
+    del template["spec"]["subdomain"]  # useless for pods without stable names
     return apply_patch(_make_frame(plan), template)
 
 
 def _make_frame(plan: Plan) -> dict[str, Any]:
-    """What a pod has here alone. KubeRay adds probes of its own, which ask for Ray, where there are none."""
+    """Return the pod fields of this kind alone. Our probes keep KubeRay from adding its Ray probes."""
     probe = {"exec": {"command": [plan.python or "python3", "-I", "-S", "-c", ""]}}
     source = {"fieldRef": {"fieldPath": f"metadata.annotations['{ANNOTATION_BASH}']"}}
     volume = {"downwardAPI": {"items": [{"path": "bash-env", **source}]}}
     container = {
         "name": names.CONTAINER,
-        # a pod is ready when its agent runs; whether Ray does is the agent's business
+        # A pod is ready when its agent runs. The agent checks Ray itself.
         "readinessProbe": {**probe, "periodSeconds": 30, "timeoutSeconds": 10},
         "livenessProbe": {**probe, "periodSeconds": 3600, "failureThreshold": _NEVER},
         "volumeMounts": [{"name": "kuberay", "mountPath": BASH_FOLDER, "readOnly": True}],
@@ -140,7 +143,7 @@ def _make_frame(plan: Plan) -> dict[str, Any]:
 
 
 def read_phase(cluster: Object) -> ObjectPhase:
-    """It has no end. Its head is ready as soon as its container runs."""
+    """Return the phase, which never is ENDED. The head is ready as soon as its container runs."""
     is_up = cluster.get("status", {}).get("state") == "ready"
     if is_up or is_true(condition_of(cluster, "HeadPodReady")):
         return ObjectPhase.STARTED
@@ -153,7 +156,7 @@ def num_pods(cluster: Object) -> int:
 
 
 def index_of(pod: Object) -> int | None:
-    """Node 0 is the head; which worker is which only the lead knows."""
+    """Return 0 for the head, or None for workers, whose indexes only the lead knows."""
     return 0 if labels_of(pod).get(LABEL_TYPE) == HEAD else None
 
 
@@ -161,15 +164,15 @@ def index_in_name(pod: str, job_id: str) -> int | None:
     return 0 if re.fullmatch(rf"{re.escape(job_id)}-{HEAD}(-[a-z0-9]{{5}})?", pod) else None
 
 
-# -- what others make --------------------------------------------------------------------------
+# -- objects made by others --------------------------------------------------------------------
 
 
 def read_job_end(job: Object) -> ObjectEnd | None:
-    """The end of a RayJob, which has one: its deployment's and, on older KubeRay, its work's alone."""
+    """Return the end of a RayJob. Older KubeRay reports failed work only in `jobStatus`."""
     status = job.get("status", {})
     if status.get("jobDeploymentStatus") not in ("Complete", "Failed"):
         return None
-    # a message goes on with the last lines of the work, which are in the logs
+    # Further lines of the message repeat the logs of the work.
     why = (str(status[key]).partition("\n")[0] for key in ("reason", "message") if status.get(key))
     return ObjectEnd(
         is_complete=status.get("jobStatus") == "SUCCEEDED",
@@ -187,7 +190,7 @@ def read_job_phase(job: Object) -> ObjectPhase:
 
 
 def owns_for_job(job: Object, pod: Object) -> bool:
-    """A RayJob's pods are those of its RayCluster, and the one that submits the work and prints its lines."""
+    """Return whether the pod belongs to the job's RayCluster, or submits its work and prints its lines."""
     status = job.get("status", {})
     makers = (status.get("rayClusterName"), name_of(job))
     return controller_name_of(pod) in makers
@@ -217,7 +220,7 @@ RAYCLUSTER = Dialect(
     start={"spec": {"suspend": False}},
     suspend={"spec": {"suspend": True}},
     regroup=regroup,
-    end_lost_pod={},  # while it is there, no other takes its place
+    end_lost_pod={},  # it is replaced only after it was deleted
     stays_up=True,
     read_phase=read_phase,
     num_pods=num_pods,
@@ -229,7 +232,7 @@ RAYCLUSTER = Dialect(
     host_name="",
     adoption=_OF_OTHERS,
 )
-RAYJOB = replace(  # only ever made by others
+RAYJOB = replace(  # Windlass makes none itself
     RAYCLUSTER,
     kind=RAY_JOBS,
     read_end=read_job_end,

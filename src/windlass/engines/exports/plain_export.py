@@ -1,8 +1,8 @@
-"""Table of plain exports: what `export --plain` prints for an engine, with no Windlass inside.
+"""Table of plain exports, which `export --plain` prints as documents that do not need Windlass.
 
-Each engine's documents use its kind of object and its own launcher. Such an export can carry one
-script, which is read here; a script that imports its neighbours is refused. Everything else must be
-in the image.
+Each engine's documents use its kind of object and its own launcher. Such an export can contain one
+script, which this module reads. A script that imports its neighbours is rejected. All other code must
+be in the image.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLAIN = {
     "pytorchjob": "windlass.engines.exports.torchrun_exports:make_plain_pytorchjob",
     "trainjob": "windlass.engines.exports.torchrun_exports:make_plain_trainjob",
 }
-# For operators that are older than a version.
+# For operators before a version.
 _OLDER = {
     "trainjob": ((2, 2), "windlass.engines.exports.torchrun_exports:make_older_plain_trainjob"),
 }
@@ -31,7 +31,7 @@ _HINT = "put the code into the image and name its path there: --in-image /app/tr
 
 
 class MakePlain(Protocol):
-    """Documents in the order in which they can be applied. Pure."""
+    """Function that makes documents in the order to apply them. Pure."""
 
     def __call__(
         self,
@@ -44,13 +44,13 @@ class MakePlain(Protocol):
 
 
 def load_plain(engine: str, version: str = "") -> MakePlain:
-    """What makes the documents for the engine of that name, imported on use.
+    """Return the function that makes the documents of an engine.
 
-    `version` is its operator's, like 2.1; none: the newest.
+    `version` is that of its operator, like 2.1 (default: the newest).
     """
     if engine not in _PLAIN:
         raise SpecError(
-            f"what the engine {engine} makes has no launcher of its own",
+            f"the objects of the engine {engine} have no launcher of their own",
             hint=f"leave out --plain, or name another engine: {', '.join(_PLAIN)}",
         )
     since, older = _OLDER.get(engine, ((), ""))
@@ -63,16 +63,16 @@ def load_plain(engine: str, version: str = "") -> MakePlain:
 def _read_version(text: str) -> tuple[int, ...]:
     numbers = text.removeprefix("v").split(".")[:2]
     if not all(number.isdecimal() for number in numbers):
-        raise SpecError(f"{text!r} is no version of an operator", hint="give it like 2.1")
+        raise SpecError(f"{text!r} is not a version of an operator", hint="write it like 2.1")
     return tuple(map(int, numbers))
 
 
 def read_solo(plan: Plan, folder: Path) -> str | None:
-    """The script's text; None when the code is in the image."""
+    """Return the text of the script, or None if the code is in the image."""
     if (plan.pod is not None and plan.pod.in_image) or _is_recipe(plan):
         return None
     if not isinstance(plan.work, Script):
-        raise SpecError("only a single script can travel without Windlass", hint=_HINT)
+        raise SpecError("a plain export can only include a single script", hint=_HINT)
     path = folder / plan.work.path
     try:
         text = path.read_text(encoding="utf-8")
@@ -86,14 +86,14 @@ def read_solo(plan: Plan, folder: Path) -> str | None:
     for name in _imported(text, plan.work.path):
         if (path.parent / f"{name}.py").is_file() or (path.parent / name).is_dir():
             raise SpecError(
-                f"{plan.work.path} imports {name}, which lies beside it and cannot travel",
+                f"{plan.work.path} imports {name}, which is beside it and cannot be included",
                 hint=_HINT,
             )
     return text
 
 
 def _is_recipe(plan: Plan) -> bool:
-    """Whether it is a program of ours, which is in the image that `windlass image recipes` describes."""
+    """Return whether the work is a recipe, which the image of `windlass image recipes` contains."""
     return isinstance(plan.work, Module) and plan.work.name.startswith("windlass.recipes.")
 
 

@@ -1,4 +1,4 @@
-"""Unix socket of a local job's lead: the folder it is in, and a client's connection to it.
+"""Unix socket of a local job's lead, its folder, and a client's connection to it.
 
 The folder is chosen when the job starts and its path is kept in the job's folder. A client connects
 only if the socket has the right owner. Holding the connection open holds the job's lease.
@@ -23,7 +23,7 @@ from windlass.wire.frames import make_hello
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.messages.jobs import LEAD_TO_CLIENT
 
-_MAX_SOCKET_PATH = 103  # of macOS; Linux takes 107
+_MAX_SOCKET_PATH = 103  # limit of macOS, Linux allows 107
 _LONGEST = "node-9999.sock"
 _MAX_PLACE_BYTES = 4096
 _HINT = "set TMPDIR to a folder of your own"
@@ -31,22 +31,22 @@ _CONNECT_TIMEOUT_S = 60.0
 
 
 def make_socket_folder(job_id: str) -> Path:
-    """A folder with a short path, which sockets need, that nobody else may enter."""
+    """Create a private folder with a path that is short enough for sockets."""
     path = _find_place(job_id)
     try:
         make_private(path.parent, hint=_advise(path.parent))
-        shutil.rmtree(path, ignore_errors=True)  # of a lead that could not clear up behind itself
+        shutil.rmtree(path, ignore_errors=True)  # remains of a lead that could not clean up
         make_private(path)
     except OSError as error:
         raise EngineError(
             f"cannot start the job: {path.parent}: {error.strerror}",
-            hint=f"remove what is there, or {_HINT}",
+            hint=f"remove it, or {_HINT}",
         ) from error
     return path
 
 
 def _advise(place: Path) -> str:
-    """No chmod of a link: it would change what that leads to, which is what somebody else chose."""
+    """Return a hint for an unsafe folder. It never suggests chmod of a link, as that follows the link."""
     is_folder = place.is_dir() and not place.is_symlink()
     return f"{f'chmod 700 {place}, or ' if is_folder else ''}remove it, or {_HINT}"
 
@@ -57,13 +57,13 @@ def _find_place(job_id: str) -> Path:
         if len(os.fsencode(path / _LONGEST)) <= _MAX_SOCKET_PATH:
             return path
     raise EngineError(
-        f"{tempfile.gettempdir()} is too long for a socket's name",
+        f"{tempfile.gettempdir()} is too long for the path of a socket",
         hint="set TMPDIR to a shorter one",
     )
 
 
 def _temporary_folders() -> Iterator[Path]:
-    """The user's choice first; those after it are short, and only for when that one is too long."""
+    """Yield the user's folder first, then shorter ones for the case that it is too long."""
     yield Path(tempfile.gettempdir())
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(runtime) and not find_private_fault(runtime):
@@ -72,12 +72,15 @@ def _temporary_folders() -> Iterator[Path]:
 
 
 def record_socket_folder(folder: JobFolder, sockets: Path) -> None:
-    """Write down where a job's sockets are, in its own folder, which is closed to others."""
+    """Record the folder of a job's sockets in the job's private folder."""
     folder.sockets.write_bytes(os.fsencode(sockets))
 
 
 def find_socket_folder(folder: JobFolder) -> Path:
-    """Where a job's sockets are; OSError when they are gone, refused by name when they are not ours."""
+    """Return the folder of a job's sockets.
+
+    Raise `OSError` if it no longer exists, or `EngineError` if it is not ours.
+    """
     with folder.sockets.open("rb") as file:
         path = Path(os.fsdecode(file.read(_MAX_PLACE_BYTES)))
     path.lstat()
@@ -86,13 +89,13 @@ def find_socket_folder(folder: JobFolder) -> Path:
             raise EngineError(
                 fault,
                 hint=f"the sockets of {folder.path.name} were there; windlass rm {folder.path.name} "
-                "forgets it",
+                "removes the job",
             )
     return path
 
 
 def remove_socket_folder(folder: JobFolder) -> None:
-    """Remove what a lead left there, if it is still ours."""
+    """Remove the folder of a job's sockets, if it is still ours."""
     try:
         shutil.rmtree(find_socket_folder(folder), ignore_errors=True)
     except (OSError, EngineError):
@@ -100,7 +103,7 @@ def remove_socket_folder(folder: JobFolder) -> None:
 
 
 def dial_lead(folder: JobFolder, *, timeout_s: float | None = None) -> socket.socket:
-    """A connection to the lead, which is a process of ours: looked at before anything is said."""
+    """Return a connection to the lead, after a check that this user runs it."""
     path = find_socket_folder(folder) / names.LEAD_SOCKET
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -117,7 +120,7 @@ def dial_lead(folder: JobFolder, *, timeout_s: float | None = None) -> socket.so
 def reach_lead(
     folder: JobFolder, *, lease: bool, is_needed: Callable[[], bool]
 ) -> BlockingLink | None:
-    """A link to the lead, which may still be starting; None once it is no longer needed, or has ended."""
+    """Return a link to the lead, which may still be starting, or None if it ended or is not needed."""
     job_id = folder.path.name
     sockets: list[socket.socket] = []
 
@@ -129,7 +132,7 @@ def reach_lead(
     if not wait_until(is_reached, timeout_s=_CONNECT_TIMEOUT_S, every_s=0.01):
         raise EngineError(
             f"the lead of {job_id} did not answer in {_CONNECT_TIMEOUT_S:g} s",
-            hint="windlass doctor; the job's agent-0.log says what it is doing",
+            hint="windlass doctor; the job's agent-0.log shows what it is doing",
         )
     hello = make_hello(role="client", job_id=job_id).replaced(lease=lease)
     if not sockets:
@@ -140,7 +143,7 @@ def reach_lead(
     except Unanswered:
         if not lease:
             link.close()
-            return None  # a lease holds from the moment when a lead that is slow hears of it
+            return None  # with a lease the link is kept, as a slow lead will still read the request
     except ConnectionBroken:
         return None
     return link

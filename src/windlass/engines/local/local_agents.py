@@ -1,9 +1,9 @@
-"""Starting agent processes on this machine, and the head start that hides their start-up.
+"""Agent processes on this machine, and the head start that hides their start-up time.
 
-An agent is started first and told who it is afterwards. So `windlass run` can start the lead's agent before
-anything about the job is known, with a guess at what its fork server should import: while the command line
-is still being read, torch is already loading. A wrong guess costs nothing but the work: the agent starts its
-fork server anew. Imports little on purpose.
+An agent receives its order only after it has started. `windlass run` can therefore start the lead's agent
+before it has parsed the command line. It guesses what the agent's fork server should import, so that torch
+is already loading. After a wrong guess the agent restarts its fork server, which only wastes the work.
+This module deliberately imports little.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
     from windlass.wire.messages.agents import StartNode
 
-# Each of these changes what the fork server must be, in ways not worth guessing.
+# Options that change the fork server in ways not worth guessing.
 _NO_GUESS = re.compile(
     r"--(env|python|preload|start|engine|framework|gpus|pretend-gpus|dry-run|help)(=|\Z)|-(e|h)\b|--?\Z|-m\Z"
 )
 _MENTIONS_TORCH = re.compile(rb"^[ \t]*(import|from)[ \t][^#\n]*\btorch\b", re.MULTILINE)
-# most likely one that must be set before torch is imported; a guess that is wrong costs only the work
+# Matches probably a variable that must be set before torch is imported.
 _SETS_VARIABLE = re.compile(
     rb"environ(\[[^\]\n]+\][ \t]*=[^=]|\.(setdefault|update|pop)\()|\bputenv\(|load_dotenv\("
 )
 _MAX_SCRIPT_BYTES = 1 << 20
 
 
-_started: list[int] = []  # agents are children of the process that started them until they end
+_started: list[int] = []  # agents are children of this process until they exit
 
 
 def reap_agents() -> None:
-    """Let go of agents that have ended; called whenever a client looks at its jobs."""
+    """Reap agents that have exited. Called whenever a client reads its jobs."""
     for pid in _started[:]:
         try:
             has_ended = os.waitpid(pid, os.WNOHANG)[0] != 0
@@ -50,7 +50,7 @@ def reap_agents() -> None:
 
 
 class AgentProcess:
-    """An agent that waits for its order."""
+    """Agent process that waits for its order."""
 
     def __init__(
         self, command: Sequence[str], *, log: str = os.devnull, guess: Sequence[str] = ()
@@ -63,7 +63,7 @@ class AgentProcess:
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, log, flags, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
-            # onto itself: inherited by this child alone, whatever other threads spawn meanwhile
+            # Duplicated onto itself, so that only this child inherits it, not those of other threads.
             *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds),
         ]
         argv = [*command, "agent", *(str(fd) for fd in fds), *guess]
@@ -74,16 +74,16 @@ class AgentProcess:
         _started.append(self.pid)
 
     def order(self, order: StartNode, fds: Sequence[int] = ()) -> None:
-        """Tell it who it is."""
+        """Send the agent its order."""
         send_order(self._control, order, list(fds))
 
     def let_go(self) -> None:
-        """Close our end: an agent without an order ends, a lead loses this lease."""
+        """Close our end. An agent without an order exits, and a lead loses this lease."""
         self._control.close()
 
 
 def make_command(python: str, archive: str) -> list[str]:
-    """How an agent is started: isolated, without site-packages, which it does not need."""
+    """Return the command of an agent, which runs isolated and without site-packages."""
     return [python, "-I", "-S", archive]
 
 
@@ -91,7 +91,7 @@ _head_start: AgentProcess | None = None
 
 
 def begin_head_start(argv: Sequence[str]) -> None:
-    """For `windlass run ARGV`: start the lead's agent now if the guess is a safe one."""
+    """Start the lead's agent for `windlass run ARGV` now, if a safe guess is possible."""
     global _head_start
     archive = find_archive()
     guess = make_guess(argv)
@@ -100,7 +100,7 @@ def begin_head_start(argv: Sequence[str]) -> None:
 
 
 def take_head_start(python: str, archive: str) -> AgentProcess | None:
-    """The agent that was started ahead, if it is the one wanted."""
+    """Return the agent of the head start, if it has this interpreter and archive."""
     global _head_start
     started, _head_start = _head_start, None
     if started is not None and (python != sys.executable or archive != find_archive()):
@@ -110,7 +110,7 @@ def take_head_start(python: str, archive: str) -> AgentProcess | None:
 
 
 def make_guess(argv: Sequence[str]) -> list[str] | None:
-    """What the fork server will most likely be: its preload and its variables; None when nobody can tell."""
+    """Guess the preload and the variables of the fork server, or return None if that is not safe."""
     before = argv[: argv.index("--")] if "--" in argv else argv
     script = next((word for word in before if word.partition("::")[0].endswith(".py")), None)
     if (

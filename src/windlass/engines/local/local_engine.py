@@ -1,8 +1,8 @@
-"""The local engine: one agent process a node on this machine, each a node of its own to its ranks.
+"""The local engine, which runs each node of a job as an agent process on this machine.
 
-State that outlives a job lies in its folder under the home; sockets lie in a short-lived folder of mode
-0700. The lead holds a lock on a file of the job's folder for life: a process that can take it knows that
-the lead is gone.
+State that outlives a job is in its folder under the home, and sockets are in a short-lived folder of mode
+0700. The lead holds a lock on a file of the job's folder until it exits. A process that can take the lock
+knows that the lead is gone.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ from windlass.wire.status import (
 )
 
 _TIDY_S = 10.0
-_MAX_NAMES = 50  # of jobs that an error about an unknown one looks at
+_MAX_NAMES = 50  # number of jobs that are searched for a similar name
 _PORT_S = 5.0
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class LocalEngine:
-    """Nodes are processes of this machine.
+    """Engine that runs nodes as processes of this machine.
 
-    Another package may make an engine of it that has a name of its own and starts agents by a `launcher`:
-    a command that runs the words behind it, on this machine, with the file descriptors that it was given.
+    Another package can derive an engine with its own name and a `launcher`. A launcher is a command that
+    runs its arguments on this machine and passes its file descriptors on.
     """
 
     name = "local"
@@ -96,7 +96,7 @@ class LocalEngine:
         check_folder_owner(self._jobs)
         self._gpus = GpuShare(settings.gpus, settings.pretend_gpus)
         self._files: dict[Path, StatusFile] = {}
-        self._births: dict[str, AgentProcess] = {}  # held until a lease is held instead
+        self._births: dict[str, AgentProcess] = {}  # held until a lease replaces them
 
     def facts(self) -> Facts:
         return Facts(
@@ -126,7 +126,7 @@ class LocalEngine:
         launcher = _find_launcher(self._launcher)
         if folder.path.exists():
             raise EngineError(
-                f"there is a job {plan.job_id} already", hint="prepare it anew: an id is used once"
+                f"there is a job {plan.job_id} already", hint="prepare it again to get a new id"
             )
         gpus = check_gpus(self._gpus, len(plan.nodes), plan.env)
         archive = _find_archive()
@@ -140,7 +140,7 @@ class LocalEngine:
             with folder.lead_lock.open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 self._assign_gpus(folder, [node.index for node in plan.nodes], self._gpus, gpus)
-                # last: a folder is a job from the moment its plan is there
+                # The plan is last, since it makes the folder a job.
                 write_atomically(folder.plan, render_plan(plan).encode())
                 command = [*launcher, *make_command(python, archive)]
                 self._start_agents(plan, folder, run_dir, command, hidden, lock.fileno())
@@ -182,7 +182,7 @@ class LocalEngine:
     def _assign_gpus(
         self, folder: JobFolder, indexes: Sequence[int], share: GpuShare, gpus: Sequence[str]
     ) -> None:
-        """Choose GPUs; those of a job that has ended are free once its lead has tidied up."""
+        """Assign GPUs, waiting for leads of ended jobs to release theirs."""
         taken: list[GpusTaken] = []
 
         def is_done() -> bool:
@@ -202,10 +202,10 @@ class LocalEngine:
         self,
         ref: JobRef,
         indexes: Sequence[int],
-        num_nodes: int,  # noqa: ARG002 - what is not started is not there
+        num_nodes: int,  # noqa: ARG002 - nodes that are not started do not exist
         *,
         hidden: Mapping[str, str] = NO_HIDDEN,
-        workers: PodSize | None = None,  # noqa: ARG002 - frameworks are told with each call
+        workers: PodSize | None = None,  # noqa: ARG002 - each call passes it to frameworks
     ) -> None:
         folder = self._folder(ref)
         run_dir = find_socket_folder(folder)
@@ -224,7 +224,7 @@ class LocalEngine:
         return dial_lead(JobFolder(self._jobs / ref.job_id))
 
     def set_wait_deadline(self, ref: JobRef, until_s: float | None) -> None:
-        """Nodes of this machine are not waited for."""
+        """Do nothing, since nodes of this machine need not be waited for."""
 
     def is_made_here(self, ref: JobRef) -> bool:
         return (self._jobs / ref.job_id).exists()  # below the user's own home
@@ -248,7 +248,7 @@ class LocalEngine:
         status = self._read_status(folder)
         if status.phase.is_final or is_lead_alive(folder):
             return status
-        status = self._read_status(folder)  # it may have ended between the two looks
+        status = self._read_status(folder)  # it may have ended in between
         return status if status.phase.is_final else self._judge_lost(folder, status)
 
     def _read_status(self, folder: JobFolder) -> JobStatus:
@@ -258,15 +258,15 @@ class LocalEngine:
             raise self._not_found(folder.path.name) from None
         except (OSError, ProtocolError) as error:
             if isinstance(error, ProtocolError) and is_lead_alive(folder):
-                # a rank wrote there: the lead writes it anew with the next change
+                # A rank overwrote it. The lead rewrites it with the next change.
                 return self._files[folder.path].last or make_first_status(self._plan(folder))
             raise EngineError(
                 f"the status of {folder.path.name} cannot be read: {error}",
-                hint=f"windlass rm {folder.path.name} forgets it",
+                hint=f"windlass rm {folder.path.name} removes the job",
             ) from error
 
     def _judge_lost(self, folder: JobFolder, status: JobStatus) -> JobStatus:
-        """The lead died without a last word: what its log says, and what that means."""
+        """Return the status of a job with a dead lead, with a verdict from the last line of its log."""
         plan = self._plan(folder)
         last_words = _last_line(folder.agent_log(0))
         at_s = folder.status.stat().st_mtime
@@ -351,7 +351,7 @@ class LocalEngine:
                 f"{ref.job_id} is still {self.status(ref).phase.value}",
                 hint=f"windlass cancel {ref.job_id}, then windlass rm {ref.job_id}",
             )
-        # a lead writes its last status, then tidies up
+        # A lead cleans up after it has written its last status.
         wait_until(lambda: not is_lead_alive(folder), timeout_s=_TIDY_S)
         _kill_marked(ref.job_id)
         remove_socket_folder(folder)
@@ -440,10 +440,10 @@ def _remedy(error: OSError) -> str:
 
 
 def is_lead_alive(folder: JobFolder) -> bool:
-    """Return whether the lead of a job of this machine runs: it holds its lock."""
+    """Return whether the lead of a local job is running, and so holds its lock."""
     try:
         with folder.lead_lock.open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may be looking, too
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # other clients may check, too
     except BlockingIOError:
         return True
     except FileNotFoundError:
@@ -452,7 +452,7 @@ def is_lead_alive(folder: JobFolder) -> bool:
 
 
 def _has_ended(folder: JobFolder) -> bool:
-    """Return whether a job's status says that it has ended; its lead may still run."""
+    """Return whether a job's status is final. Its lead may still be running."""
     try:
         return StatusFile(folder.status).read().phase.is_final
     except (OSError, ProtocolError):
@@ -468,7 +468,7 @@ def _last_line(path: Path) -> str:
 
 
 def _kill_marked(job_id: str) -> None:
-    """End what an agent that died left behind."""
+    """Kill the processes and remove the spills of a dead agent."""
     remove_spills(job_id)
     for pid in processes.find_marked(f"{names.JOB_ID}={job_id}"):
         processes.kill(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""GPUs of this machine: which there are, and which of the user's jobs holds which.
+"""GPUs of this machine, and their assignment to the user's jobs.
 
-A ledger in the user's state folder says which job was given which GPU. An entry counts as long as the lead
-of that job holds its lock, so no job keeps a GPU for longer than it lives, however it ends.
+A ledger in the user's state folder records which job holds which GPU. An entry counts while the lead of
+that job holds its lock. A job that ends in any way therefore releases its GPUs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _AMD_NODES = "/sys/class/kfd/kfd/topology/nodes/*/gpu_id"
 _SMI_TIMEOUT_S = 20.0
 
 IsAlive = Callable[[JobFolder], bool]
-Held = dict[str, tuple[str, int]]  # by GPU: the folder of the job that has it, and the node
+Held = dict[str, tuple[str, int]]  # by GPU: the folder of the job that holds it, and the node
 
 
 class GpusTaken(EngineError):
@@ -56,7 +56,7 @@ def list_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     chosen = environ.get(names.CUDA_VISIBLE_DEVICES)
     if chosen is None:
         return tuple(map(str, range(count)))
-    # CUDA ignores what follows the first one that is not valid
+    # CUDA ignores all entries after the first invalid one.
     words = takewhile(lambda word: word not in ("", "-1"), map(str.strip, chosen.split(",")))
     usable = (word for word in words if count and not (word.isdecimal() and int(word) >= count))
     return tuple(dict.fromkeys(usable))
@@ -72,7 +72,7 @@ def count_devices() -> int:
 
 
 def ask_smi(*words: str) -> list[str]:
-    """Return the lines that nvidia-smi prints; none where it is missing or fails."""
+    """Return the lines that nvidia-smi prints, or [] if it is missing or fails."""
     smi = shutil.which("nvidia-smi")
     if smi is None:
         return []
@@ -86,7 +86,7 @@ def ask_smi(*words: str) -> list[str]:
 
 
 def check_gpus(share: GpuShare, num_nodes: int, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the GPUs of this machine; SpecError if a job could never get as many as it asks for."""
+    """Return the GPUs of this machine. Raise `SpecError` if a job can never get as many as it requests."""
     if not share.per_node or share.is_pretended:
         return ()
     if names.CUDA_VISIBLE_DEVICES in env:
@@ -100,7 +100,7 @@ def check_gpus(share: GpuShare, num_nodes: int, env: Mapping[str, str]) -> tuple
     if len(gpus) < wanted:
         asked = f"{wanted} GPU(s)" + (f" for {num_nodes} nodes" if num_nodes > 1 else "")
         raise SpecError(
-            f"{asked} were asked for, and this machine has {describe_gpus(count_devices(), len(gpus))}",
+            f"{asked} were requested, but this machine has {describe_gpus(count_devices(), len(gpus))}",
             hint=f"leave --gpus out{' or ask for fewer' if gpus else ''}, use a cluster with "
             "-e kubernetes, or pretend them: --pretend-gpus starts as many ranks on the CPU",
         )
@@ -108,7 +108,7 @@ def check_gpus(share: GpuShare, num_nodes: int, env: Mapping[str, str]) -> tuple
 
 
 def describe_gpus(count: int, num_usable: int) -> str:
-    """Return the number of GPUs here, and how many of them CUDA_VISIBLE_DEVICES leaves."""
+    """Describe the number of GPUs here, and how many CUDA_VISIBLE_DEVICES leaves of them."""
     chosen = os.environ.get(names.CUDA_VISIBLE_DEVICES)
     if not count:
         return "none"
@@ -126,7 +126,7 @@ def assign_gpus(
     home: Path,
     is_alive: IsAlive,
 ) -> None:
-    """Write down which GPUs nodes of a job have: none that another node or job of the user has.
+    """Assign free GPUs to nodes of a job, and record them.
 
     The job's lead, or the caller for it, holds the lead's lock.
     """
@@ -160,14 +160,14 @@ def _make_shortage(wanted: int, num_free: int, gpus: Sequence[str], held: Held) 
             by_job.setdefault(Path(held[gpu][0]), []).append(gpu)
     holders = ", ".join(f"{job.name} holds {','.join(ids)}" for job, ids in by_job.items())
     return GpusTaken(
-        f"{wanted} GPU(s) were asked for, and {num_free} of {len(gpus)} here are free: {holders}",
+        f"{wanted} GPU(s) were requested, but {num_free} of {len(gpus)} here are free: {holders}",
         hint=f"windlass wait {next(iter(by_job)).name}, then start this again; or ask for fewer",
         holders=[JobFolder(job) for job in by_job],
     )
 
 
 def read_share(folder: JobFolder) -> GpuShare:
-    """Return what node 0 of a job has, which its other nodes have as well."""
+    """Return the share of a job's node 0, which all its nodes have."""
     text = _read(folder.gpus(0))
     if text is None:
         return GpuShare(0)
@@ -175,7 +175,7 @@ def read_share(folder: JobFolder) -> GpuShare:
 
 
 def read_holders(home: Path, is_alive: IsAlive) -> dict[str, str]:
-    """Return the job that holds each GPU, of those that are held. Changes nothing."""
+    """Return the job that holds each assigned GPU, without changing the ledger."""
     text = next(filter(None, (_read(folder / _name_ledger()) for folder in _places(home))), "")
     folders = {gpu: JobFolder(Path(path)) for gpu, (path, _) in _parse(text).items()}
     return {gpu: folder.path.name for gpu, folder in folders.items() if is_alive(folder)}
@@ -204,7 +204,7 @@ def _open_ledger(home: Path) -> TextIO:
         except (OSError, EngineError) as error:
             fault = error
     raise EngineError(
-        f"cannot note which GPUs are in use: {fault}",
+        f"cannot record which GPUs are in use: {fault}",
         hint="set XDG_STATE_HOME to a folder of your own",
     )
 
@@ -218,7 +218,7 @@ def _name_ledger() -> str:
 
 
 def _parse(text: str) -> Held:
-    """Read a ledger; one that is new or damaged is empty."""
+    """Return the entries of a ledger, or {} if it is new or damaged."""
     try:
         return {gpu: (str(path), int(node)) for gpu, (path, node) in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError):
@@ -226,7 +226,7 @@ def _parse(text: str) -> Held:
 
 
 def _read(path: Path) -> str | None:
-    """Return what a small file says; None if it cannot be read."""
+    """Return the text of a small file, or None if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,7 +1,7 @@
-"""The API server of one cluster, as one user: plain dicts in and out, errors from `api_errors`.
+"""Client of one cluster's API server as one user, with plain dicts and errors from `api_errors`.
 
-Everything that reads or changes a cluster goes through here. What objects mean is nobody's matter here.
-Every request has a deadline and is tried again for about ten seconds while the server is busy or away.
+Everything that reads or changes a cluster uses this client. It does not interpret objects. Every request
+has a deadline, and is retried for about ten seconds while the server is busy or unreachable.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PAGE = 250
 _FORWARD_S = 10.0
 _LOG_S = 60.0
 _NUM_LISTS = 3
-# A misspelt field is an error, not a wish that is passed over.
+# Reject misspelt fields, which the server would otherwise drop.
 _STRICT = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 
 
@@ -45,16 +45,16 @@ def connect(
     engine: str = DEFAULT_ENGINE,
     environ: Mapping[str, str] = os.environ,
 ) -> Api:
-    """The cluster that the kubeconfig names, or the one this pod is in. Sends nothing yet.
+    """Return a client of the kubeconfig's cluster, or of the cluster this pod runs in.
 
-    `engine` is the one that asks: errors say what it needs.
+    No request is sent yet. `engine` is the calling engine, whose needs appear in error hints.
     """
     target = read_target(context=context, namespace=namespace, environ=environ)
     return Api(Transport(target, environ, engine=engine))
 
 
 class Api:
-    """What can be asked of a cluster. Thread-safe."""
+    """Requests to a cluster. Thread-safe."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -75,7 +75,7 @@ class Api:
         namespace: str | None = None,
         keep: Keep = _keep_all,
     ) -> Objects:
-        """All that match, page by page."""
+        """Return all matching objects, read page by page."""
         return self.list_at(kind, labels=labels, fields=fields, namespace=namespace, keep=keep)[0]
 
     def list_at(
@@ -85,24 +85,24 @@ class Api:
         labels: str = "",
         fields: str = "",
         namespace: str | None = None,
-        is_patient: bool = True,
+        is_retried: bool = True,
         keep: Keep = _keep_all,
     ) -> tuple[Objects, str]:
-        """All that match, and the version of the whole: where a watch goes on from.
+        """Return all matching objects, and the version of the list, from which a watch continues.
 
-        `keep` says what of each object is kept, page by page: of a thousand pods all is a lot.
+        `keep` reduces each object as its page is read, since a thousand whole pods need much memory.
         """
         for tries_left in reversed(range(_NUM_LISTS)):
             try:
                 params = {"labelSelector": labels, "fieldSelector": fields, "limit": _PAGE}
                 return self._list_pages(
-                    kind, params, keep, namespace=namespace, is_patient=is_patient
+                    kind, params, keep, namespace=namespace, is_retried=is_retried
                 )
             except ClusterError as error:
-                # A list that took too long to page through has to start anew.
+                # Paging took too long, so the list must be restarted.
                 if error.code != 410 or not tries_left:
                     raise
-        raise AssertionError  # the last try returned or raised
+        raise AssertionError  # the last attempt returned or raised
 
     def _list_pages(
         self, kind: ObjectKind, params: Object, keep: Keep, **options: Any
@@ -110,7 +110,7 @@ class Api:
         items: Objects = []
         while True:
             page = self._object("list", "GET", kind, params=params, **options)
-            # Items of a list lack what they are, which everyone who reads one wants to know.
+            # Items of a list lack these fields, which all readers expect.
             items += (
                 keep({"apiVersion": kind.api_version, "kind": kind.name, **item})
                 for item in page.get("items") or []
@@ -123,12 +123,12 @@ class Api:
     def create(
         self, kind: ObjectKind, body: Object, *, dry_run: bool = False, brief: bool = False
     ) -> Object:
-        """Make it; `Conflict` when it is there. With `brief` only its metadata comes back.
+        """Create an object. Raise `Conflict` if it exists. With `brief`, return only its metadata.
 
-        A create whose answer was lost is sent again and may then meet its own object. It is known as ours
-        by the annotation `windlass.dev/submit`, equal in the body and in what is there; without that
-        annotation the conflict stands. A body with `generateName` is sent again only when the first surely
-        did nothing, for a second one would make a second object.
+        A create whose answer was lost is retried, and may then find its own object. An equal annotation
+        `windlass.dev/submit` shows that it is ours. Without that annotation the conflict is raised. A body
+        with `generateName` is retried only if the first request certainly had no effect, because a second
+        one would create a second object.
         """
         metadata = body.get("metadata") or {}
         name = str(metadata.get("name") or "")
@@ -143,13 +143,15 @@ class Api:
             submit = (metadata.get("annotations") or {}).get(names.ANNOTATION_SUBMIT)
             if not (error.was_lost and submit and error.reason == "AlreadyExists"):
                 raise
-            there = self.get(kind, name, namespace=metadata.get("namespace"))
-            if (there["metadata"].get("annotations") or {}).get(names.ANNOTATION_SUBMIT) != submit:
+            existing = self.get(kind, name, namespace=metadata.get("namespace"))
+            if (existing["metadata"].get("annotations") or {}).get(
+                names.ANNOTATION_SUBMIT
+            ) != submit:
                 raise
-            return there
+            return existing
 
     def apply(self, kind: ObjectKind, body: Object, *, dry_run: bool = False) -> Object:
-        """Make it or make it so: server-side apply. Fields others set to something else become ours."""
+        """Create or update an object by server-side apply, taking over conflicting fields of others."""
         name = str((body.get("metadata") or {})["name"])
         params = {
             **_STRICT,
@@ -171,7 +173,7 @@ class Api:
         part: str = "",
         brief: bool = False,
     ) -> Object:
-        """Change what the body names: a JSON merge patch, where null removes."""
+        """Apply a JSON merge patch, in which null removes a field."""
         return self._object(
             "patch", "PATCH", kind, name, body=body, part=part, is_brief=brief,
             params={"fieldManager": FIELD_MANAGER}, content_type="application/merge-patch+json",
@@ -186,10 +188,10 @@ class Api:
         version: str = "",
         grace_s: float | None = None,
     ) -> bool:
-        """Delete it, and in the background what it owns; False when it was not there.
+        """Delete an object and, in the background, what it owns. Return False if it did not exist.
 
-        With `uid`, only that very object: another one of the same name is a `Conflict`; with `version`, only
-        as it was seen. `grace_s` is a pod's, in place of its own.
+        With `uid` only that object is deleted, and another one of the same name is a `Conflict`. With
+        `version` only that version is deleted. `grace_s` replaces the grace period of a pod.
         """
         body: Object = {"propagationPolicy": "Background"}
         if grace_s is not None:
@@ -214,17 +216,17 @@ class Api:
         on_outage: OnOutage = lambda _error: None,
         keep: Keep = _keep_all,
     ) -> Iterator[tuple[str, Object]]:
-        """What is there, as ("ADDED", object), then ("SYNCED", {}), then changes as they come.
+        """Yield existing objects as ("ADDED", object), then ("SYNCED", {}), then changes as they happen.
 
-        Ends when `stop` is set or after `timeout_s`. See `watch.py` for what it survives.
+        Ends when `stop` is set or after `timeout_s`. `watch.py` describes the failures that it survives.
         """
         return watch_objects(
             self._transport,
-            lambda is_patient: self.list_at(
+            lambda is_retried: self.list_at(
                 kind,
                 labels=labels,
                 fields=fields,
-                is_patient=is_patient,
+                is_retried=is_retried,
                 keep=keep,
             ),
             HttpRequest(
@@ -249,9 +251,9 @@ class Api:
         since_s: float | None = None,
         timestamps: bool = False,
         timeout_s: float = _LOG_S,
-        is_patient: bool = True,
+        is_retried: bool = True,
     ) -> bytes:
-        """What the node still has of a container's output."""
+        """Return the part of a container's output that the node still has."""
         params = {
             "container": container,
             "tailLines": tail_lines,
@@ -267,7 +269,7 @@ class Api:
             part="log",
             params=params,
             timeout_s=timeout_s,
-            is_patient=is_patient,
+            is_retried=is_retried,
         ).data
 
     def request(
@@ -279,7 +281,10 @@ class Api:
         params: Mapping[str, Any] | None = None,
         timeout_s: float = 10.0,
     ) -> Any:
-        """Anything else by its path: reviews, `/apis`, `/version`. JSON is read, else text comes back."""
+        """Send any other request by its path, as reviews, `/apis` or `/version`.
+
+        Return the decoded JSON of the answer, or its text if it is not JSON.
+        """
         is_review = method == "POST" and path.rstrip("/").endswith("reviews")
         request = HttpRequest(
             method=method, path=path, asked=f"{method.lower()} {path}", body=body, params=params,
@@ -294,7 +299,7 @@ class Api:
     def forward(self, pod: str, port: int, *, timeout_s: float = _FORWARD_S) -> socket.socket:
         """Return a socket that a thread connects to a port in a pod.
 
-        If nothing listens there, the stream ends at once, and the log says why.
+        If nothing listens there, the stream ends immediately, and the reason is logged.
         """
         from windlass.kube.client.forward import open_forward
 
@@ -302,7 +307,7 @@ class Api:
         return open_forward(self._transport, path, port, asked=asked, timeout_s=timeout_s)
 
     def open_stream(self, pod: str, port: int, *, timeout_s: float = _FORWARD_S) -> PodStream:
-        """Return a stream to a port in a pod, without a thread and so faster than `forward`."""
+        """Return a stream to a port in a pod, without a thread and therefore faster than `forward`."""
         from windlass.kube.client.forward import open_stream
 
         path, asked = self._forward_request(pod)
@@ -319,8 +324,8 @@ class Api:
         except ValueError as error:
             text = " ".join(data[:200].decode(errors="replace").split())
             raise ClusterError(
-                f"{self._transport.where} answered something that is not JSON: {text}",
-                hint="is `server` in the kubeconfig an API server, and no proxy's login page?",
+                f"{self._transport.where} returned a response that is not JSON: {text}",
+                hint="check that `server` in the kubeconfig is an API server, not a proxy's login page",
             ) from error
         return answer if isinstance(answer, dict) else {}
 

@@ -1,8 +1,8 @@
-"""Which cluster, as whom: kubeconfig files or the pod's own service account, read into a `Target`.
+"""Cluster and user from kubeconfig files or the pod's service account, as a `ClusterTarget`.
 
-The rules are kubectl's: $KUBECONFIG may name several files and the first to name a thing wins, else
-~/.kube/config, else the service account of the pod we are in. Reads files, opens no connection and
-starts nothing; credentials that must be fetched are `kube.client.auth`'s.
+The rules are those of kubectl. $KUBECONFIG may name several files, and the first to define an entry
+wins. Otherwise ~/.kube/config is read, or the service account of the current pod. This module only
+reads files. `kube.client.auth` fetches credentials.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from windlass.errors import EngineError
 from windlass.near_names import did_you_mean
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_LOOK = "`kubectl config view` shows what is there"
+_LOOK = "`kubectl config view` shows its contents"
 
 
 class ConfigError(EngineError):
-    """The kubeconfig is missing, broken or names what is not there."""
+    """Missing or broken kubeconfig, or an unknown name in it."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """How to say who we are; secrets stay out of its repr."""
+    """Credentials of a user, which its repr hides."""
 
     token: str = field(default="", repr=False)
     token_file: str = ""
@@ -45,7 +45,7 @@ class User:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterTarget:
-    """A cluster, a user and a namespace: all that connecting needs."""
+    """Cluster, user and namespace, which is all that a connection needs."""
 
     server: str
     context: str
@@ -55,8 +55,8 @@ class ClusterTarget:
     insecure: bool = False
     tls_server_name: str = ""
     proxy_url: str = ""
-    folder: Path  # of the kubeconfig: what relative commands are relative to
-    cluster: Mapping[str, Any] = field(repr=False)  # as an exec plug-in may ask for it
+    folder: Path  # of the kubeconfig, where relative commands start
+    cluster: Mapping[str, Any] = field(repr=False)  # for exec plug-ins that need it
 
 
 def read_target(
@@ -66,7 +66,10 @@ def read_target(
     environ: Mapping[str, str],
     account: Path = SERVICE_ACCOUNT,
 ) -> ClusterTarget:
-    """The cluster that is meant; namespace: as given, else the context's, else the pod's own."""
+    """Return the selected cluster.
+
+    The namespace is the given one, or the context's, or the pod's own.
+    """
     paths = _config_paths(environ)
     config = _merge(read for path in paths if (read := _read_file(path)) is not None)
     if config is not None and (context or config.current):
@@ -77,12 +80,12 @@ def read_target(
     looked = ", ".join(str(path) for path in paths)
     if config is None:
         raise ConfigError(
-            f"there is no kubeconfig: looked for {looked}",
+            f"there is no kubeconfig: searched {looked}",
             hint="set KUBECONFIG to the file your cluster's admin gave you, or run inside a pod",
         )
     raise ConfigError(
-        f"no context is chosen in {looked}",
-        hint=f"choose one with --context or `kubectl config use-context`: {_names(config.contexts)}",
+        f"no context is selected in {looked}",
+        hint=f"select one with --context or `kubectl config use-context`: {_names(config.contexts)}",
     )
 
 
@@ -94,7 +97,7 @@ def _config_paths(environ: Mapping[str, str]) -> list[Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """A named thing of a kubeconfig, and the file it is from."""
+    """Named entry of a kubeconfig, and its file."""
 
     values: Mapping[str, Any]
     path: Path
@@ -107,7 +110,7 @@ class _Entry:
         return self.path.parent / Path(text).expanduser()
 
     def content(self, key: str) -> bytes:
-        """What `key-data` holds or the file of `key` does; the first wins, as in kubectl."""
+        """Return the content of `key-data`, or else of the file of `key`, as kubectl does."""
         if data := self.text(f"{key}-data"):
             try:
                 return base64.b64decode(data, validate=True)
@@ -144,7 +147,7 @@ def _read_file(path: Path) -> _Config | None:
     if table is None:
         return None
     if not isinstance(table, dict):
-        raise ConfigError(f"{path} is not a kubeconfig: it holds no table", hint=_LOOK)
+        raise ConfigError(f"{path} is not a kubeconfig: it does not contain a mapping", hint=_LOOK)
     return _Config(
         current=str(table.get("current-context") or ""),
         contexts=_entries(table, "contexts", "context", path),
@@ -158,12 +161,12 @@ def _parse(text: str, path: Path) -> object:
         try:
             return json.loads(text)
         except ValueError:
-            pass  # YAML has a form with braces too
+            pass  # YAML also has a syntax with braces
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return yaml.load(text, Loader=loader)  # noqa: S506 (safe, and in C where there is one)
+        return yaml.load(text, Loader=loader)  # noqa: S506 (a safe loader, in C if available)
     except yaml.YAMLError as error:
         what = " ".join(str(error).split())
         raise ConfigError(f"{path} is not YAML: {what}", hint="correct that line") from error

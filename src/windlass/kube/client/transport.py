@@ -1,8 +1,8 @@
-"""One HTTP exchange with an API server: TLS, proxy, login, deadline, and retries.
+"""HTTP requests to an API server: TLS, proxy, login, deadline, and retries.
 
-The only user of urllib3. Knows paths and bytes, nothing of kinds; failures become the errors of
-`api_errors`. A client key is in a file of mode 0600 for a moment, because OpenSSL takes keys from
-files only.
+The only user of urllib3. It handles paths and bytes, not object kinds. Failures become the errors of
+`api_errors`. A client key is briefly stored in a file of mode 0600, because OpenSSL reads keys only
+from files.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from windlass.names import VERSION
 REQUEST_S = 10.0
 RETRY_FOR_S = 10.0
 _JSON = "application/json, */*"
-# A Secret that was just sent would come back whole, and packed: a tenth of a second on a busy machine.
+# Avoids getting a whole compressed Secret back, which costs 0.1 s on a busy machine.
 _BRIEF = f"application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1, {_JSON}"
 _PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
@@ -55,9 +55,12 @@ _NEVER_SENT = (
 
 
 def make_tls_context(target: ClusterTarget, login: Login) -> ssl.SSLContext:
-    """Trusts the cluster's own authority, or this machine's where the kubeconfig names none."""
+    """Return a TLS context that trusts the cluster's own certificate authority.
+
+    Without one in the kubeconfig it trusts the authorities of this machine.
+    """
     context = ssl.create_default_context() if not target.ca_pem else _trust_only(target)
-    # Python 3.13 asks of authorities what many clusters' own, made years ago, do not have.
+    # Python 3.13 requires extensions that older authorities of many clusters lack.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if target.insecure:
         context.check_hostname = False
@@ -72,7 +75,7 @@ def _trust_only(target: ClusterTarget) -> ssl.SSLContext:
         return ssl.create_default_context(cadata=target.ca_pem.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(
-            f"the certificate authority of context {target.context!r} is no certificate",
+            f"the certificate authority of context {target.context!r} is not a valid certificate",
             hint="fetch the kubeconfig again",
         ) from error
 
@@ -85,7 +88,7 @@ def _load_client_key(context: ssl.SSLContext, login: Login, target: ClusterTarge
         context.load_cert_chain(path)
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(
-            f"the client certificate of context {target.context!r} and its key do not fit: {error}",
+            f"the client certificate of context {target.context!r} does not match its key: {error}",
             hint="fetch the kubeconfig again",
         ) from error
     finally:
@@ -93,7 +96,10 @@ def _load_client_key(context: ssl.SSLContext, login: Login, target: ClusterTarge
 
 
 def find_proxy(target: ClusterTarget, environ: Mapping[str, str]) -> str:
-    """The proxy to go through, or nothing: the kubeconfig's, else $HTTPS_PROXY less $NO_PROXY."""
+    """Return the proxy to use, or an empty string.
+
+    The kubeconfig takes precedence over $HTTPS_PROXY, which $NO_PROXY limits.
+    """
     url = urlsplit(target.server)
     proxy = target.proxy_url or _proxy_of_environ(url, environ)
     if not proxy:
@@ -119,7 +125,10 @@ def _proxy_of_environ(url: SplitResult, environ: Mapping[str, str]) -> str:
 
 
 def _is_within(host: str, entry: str) -> bool:
-    """Whether an entry of $NO_PROXY means this host: a name, a domain, an address, a network, or `*`."""
+    """Return whether an entry of $NO_PROXY matches this host.
+
+    An entry is a name, a domain, an address, a network, or `*`.
+    """
     entry = entry.rpartition(":")[0] if entry.count(":") == 1 else entry
     if "/" in entry:
         try:
@@ -136,14 +145,14 @@ def _without_password(proxy: str) -> str:
 
 
 def split_proxy(proxy: str) -> tuple[str, str]:
-    """The proxy's address, and `user:password` where it has one."""
+    """Return the address of a proxy, and its `user:password` or an empty string."""
     url = urlsplit(proxy)
     pair = f"{unquote(url.username)}:{unquote(url.password or '')}" if url.username else ""
     return f"{url.scheme}://{url.netloc.rpartition('@')[2]}", pair
 
 
 def keep_alive_options() -> list[tuple[int, int, int]]:
-    """Socket options by which a peer that silently went away is noticed within half a minute."""
+    """Return socket options that detect a vanished peer within half a minute."""
     options = [
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -157,7 +166,7 @@ def keep_alive_options() -> list[tuple[int, int, int]]:
 def open_socket(
     target: ClusterTarget, context: ssl.SSLContext | None, *, proxy: str, timeout_s: float
 ) -> socket.socket:
-    """A connected socket to the server, through the proxy, in TLS where the server speaks it."""
+    """Return a socket connected to the server, through the proxy if there is one, with TLS for https."""
     url = urlsplit(target.server)
     host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
     if proxy:
@@ -192,7 +201,7 @@ def _open_tunnel(host: str, port: int, *, proxy: str, timeout_s: float) -> socke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRequest:
-    """What is asked, and the words for it in an error."""
+    """HTTP request, with its description for errors in `asked`."""
 
     method: str
     path: str
@@ -201,9 +210,9 @@ class HttpRequest:
     body: object = None
     content_type: str = "application/json"
     timeout_s: float = REQUEST_S
-    is_repeatable: bool = True  # doing it twice is doing it once
-    is_patient: bool = True  # worth trying again at all
-    is_brief: bool = False  # of the object itself only its metadata is wanted back
+    is_repeatable: bool = True  # repeating it has no further effect
+    is_retried: bool = True  # retry after transient failures
+    is_brief: bool = False  # return only the metadata of the object
 
     @property
     def url(self) -> str:
@@ -213,14 +222,14 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpAnswer:
-    """What came back; `was_lost` says that an earlier try may have been carried out unseen."""
+    """HTTP answer. With `was_lost` the server may have carried out an earlier attempt, too."""
 
     data: bytes
     was_lost: bool
 
 
 def make_pause_s(num_tries: int, *, asked_s: float = 0.0) -> float:
-    """How long to wait before the next try: doubling, with jitter, at least what the server asks."""
+    """Return the pause before the next attempt: exponential with jitter, and at least `asked_s`."""
     pause_s: float = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(num_tries, 10))
     return max(asked_s, pause_s * _JITTER.uniform(0.5, 1.0))
 
@@ -247,7 +256,7 @@ class Transport:
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
     def ask(self, request: HttpRequest) -> HttpAnswer:
-        """The answer, tried for about ten seconds while the server is busy or away."""
+        """Return the answer. Retry for about ten seconds while the server is busy or unreachable."""
         give_up_s = time.monotonic() + self._retry_for_s
         num_tries = 0
         was_lost = False
@@ -260,7 +269,7 @@ class Transport:
                 error.was_lost = was_lost
                 pause_s = make_pause_s(num_tries, asked_s=error.retry_after_s)
                 is_safe = request.is_repeatable or not error.maybe_done
-                may_repeat = request.is_patient and is_safe and error.retryable
+                may_repeat = request.is_retried and is_safe and error.retryable
                 is_too_late = time.monotonic() + pause_s > give_up_s
                 if not may_repeat or is_too_late:
                     raise
@@ -272,7 +281,7 @@ class Transport:
     def open(
         self, request: HttpRequest, *, read_timeout_s: float | None = None
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """One try: the answer's body, not yet read. A refusal is raised as what it is."""
+        """Send the request once, and yield the unread response. Raise the error that a refusal maps to."""
         login = self.login.current()
         response = self._send(request, login, read_timeout_s)
         if response.status == 401 and self.login.renew(login):
@@ -285,7 +294,7 @@ class Transport:
         except urllib3.exceptions.HTTPError as error:
             raise self._unreachable(error, request) from error
         finally:
-            response.close()  # one that was read to its end is back in the pool by now
+            response.close()  # a fully read one has already returned to the pool
 
     def _send(
         self, request: HttpRequest, login: Login, read_timeout_s: float | None
@@ -302,7 +311,7 @@ class Transport:
         if read_timeout_s is None:
             headers["Accept-Encoding"] = "gzip"
         else:
-            # A stream may be cut by another thread, which must never hit a connection in its next use.
+            # Another thread may cut a stream, so its connection must not be reused.
             headers["Connection"] = "close"
         try:
             return self._pools(login).urlopen(
@@ -322,7 +331,7 @@ class Transport:
             raise self._unreachable(error, request) from error
 
     def _pools(self, login: Login) -> urllib3.PoolManager:
-        """The pool of connections; a plug-in that hands out another certificate needs another."""
+        """Return the connection pool, replaced when a plug-in returns another certificate."""
         key = (login.certificate_pem, login.key_pem)
         with self._lock:
             if self._manager is None or self._manager[0] != key:
@@ -358,7 +367,7 @@ class Transport:
         try:
             error.retry_after_s = float(response.headers.get("Retry-After") or 0)
         except ValueError:
-            pass  # a date: our own back-off will do
+            pass  # ignore a date and use our own back-off
         return error
 
     def _unreachable(self, error: Exception, request: HttpRequest) -> Unreachable:

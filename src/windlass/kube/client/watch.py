@@ -1,9 +1,9 @@
-"""Watching: a list, then changes, through everything that ends a connection.
+"""Watches of objects: a list, then changes, with reconnects after interruptions.
 
-A broken connection, a busy server or one that is away is waited out, with back-off, for as long as the
-caller wants to watch; only the first list may fail as any request. When the server has forgotten where we
-were (410) all is listed again: everything comes as ADDED once more, what vanished meanwhile as DELETED,
-and SYNCED closes that list too. What objects mean is no matter here.
+A watch retries with back-off, for as long as the caller wants it, while the server is busy or unreachable.
+Only the first list can fail like any request. If the server no longer has the watched version (410), the
+watch lists all objects again. Existing objects are reported as ADDED once more, vanished ones as DELETED,
+and SYNCED ends that list, too. Objects are not interpreted here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 Event = tuple[str, dict[str, Any]]
 OnOutage = Callable[[ClusterError | None], None]
 ReadList = Callable[[bool], tuple[list[dict[str, Any]], str]]
-# The server ends each request after this; silence much longer than that is a dead connection.
+# The server ends each request after this time. A much longer silence means a dead connection.
 _ROUND_S = 60.0
 _LONGEST_SILENCE_S = _ROUND_S + 15.0
 _SHORTEST_ROUND_S = 0.5
@@ -36,7 +36,7 @@ _LOOK_S = 1.0
 
 @dataclass(slots=True)
 class _Seen:
-    """Where we are: the version to go on from, and what is there."""
+    """State of a watch: the version from which to resume, and the known objects."""
 
     version: str = ""
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -61,21 +61,21 @@ def watch_objects(
     on_outage: OnOutage = lambda _error: None,
     keep: Callable[[dict[str, Any]], dict[str, Any]] = lambda thing: thing,
 ) -> Iterator[Event]:
-    """Events until `stop` is set or the time is over. `on_outage` is called with
-    an error that is waited out, and with None when it is over.
+    """Yield events until `stop` is set or the time is over.
 
-    `keep` is what is kept of an object that changed; `read_list` sees to the others itself.
+    `on_outage` is called with each error that is retried, and with None once the watch is connected again.
+    `keep` reduces changed objects, while `read_list` reduces listed ones itself.
     """
     end_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
     seen = _Seen()
     if stop.is_set():
         return
-    yield from _list(read_list, seen, is_patient=True)
+    yield from _list(read_list, seen, is_retried=True)
     num_failures = 0
     while not stop.is_set() and (left_s := end_s - time.monotonic()) > 0:
         try:
             if not seen.version:
-                yield from _list(read_list, seen, is_patient=False)
+                yield from _list(read_list, seen, is_retried=False)
             started_s, is_empty = time.monotonic(), True
             for kind, thing in _read_round(
                 transport, request, seen, stop=stop, left_s=left_s, on_outage=on_outage
@@ -87,7 +87,7 @@ def watch_objects(
                 if stop.is_set():
                     return
             if is_empty and time.monotonic() - started_s < _SHORTEST_ROUND_S:
-                # Something on the way ends each watch at once: no reason to hammer it.
+                # A proxy may end each watch immediately, so avoid a busy loop.
                 num_failures += 1
                 _pause(stop, make_pause_s(num_failures), end_s)
         except ClusterError as error:
@@ -106,9 +106,9 @@ def _pause(stop: threading.Event, pause_s: float, end_s: float) -> None:
     stop.wait(max(0.0, min(pause_s, end_s - time.monotonic())))
 
 
-def _list(read_list: ReadList, seen: _Seen, *, is_patient: bool) -> Iterator[Event]:
-    """All there is. Tried again by the request only the first time: later `stop` must be looked at."""
-    things, version = read_list(is_patient)
+def _list(read_list: ReadList, seen: _Seen, *, is_retried: bool) -> Iterator[Event]:
+    """Yield all objects. Only the first list is retried by the request, since later ones check `stop`."""
+    things, version = read_list(is_retried)
     before = seen.objects
     seen.objects = {str(thing["metadata"]["uid"]): thing for thing in things}
     seen.version = version
@@ -128,7 +128,7 @@ def _read_round(
     left_s: float,
     on_outage: OnOutage,
 ) -> Iterator[Event]:
-    """One request's worth of events; its normal end is an end, anything else raises."""
+    """Yield the events of one request. Raise an error unless the server ends it normally."""
     round_s = max(1, int(min(_ROUND_S, left_s)))
     params = {
         **(request.params or {}),
@@ -156,7 +156,9 @@ def _read_event(line: bytes, request: HttpRequest) -> Event:
         event = json.loads(line)
         kind, thing = str(event["type"]), event["object"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ClusterError(f"could not {request.asked}: an event is garbled", code=500) from error
+        raise ClusterError(
+            f"could not {request.asked}: received a malformed event", code=500
+        ) from error
     if kind == "ERROR":
         code = int(thing.get("code") or 500)
         text = thing.get("message") or "no reason given"
@@ -168,7 +170,7 @@ def _read_event(line: bytes, request: HttpRequest) -> Event:
 def _cut_when(
     stop: threading.Event, response: urllib3.BaseHTTPResponse, left_s: float
 ) -> Iterator[None]:
-    """Shut the connection as soon as `stop` is set: a read that waits would not look at it."""
+    """Shut the connection down as soon as `stop` is set, since a blocked read does not check it."""
     is_over = threading.Event()
     end_s = time.monotonic() + left_s
 
@@ -181,7 +183,7 @@ def _cut_when(
                 try:
                     response.shutdown()
                 except (OSError, RuntimeError, ValueError):
-                    pass  # it ended by itself
+                    pass  # it has ended already
                 return
 
     threading.Thread(target=cut, name="windlass-watch", daemon=True).start()
