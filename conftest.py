@@ -1,7 +1,8 @@
-"""What all tests and the cases of the contract suite share: a home, a namespace, the engines they run on.
+"""Fixtures and hooks that all tests and the contract suite share: a home, a namespace and the engines.
 
-The cases themselves are part of the package (src/windlass/conformance/cases): users run them with
-`windlass conformance`, on one engine of theirs. Here they run on every engine, and on one of another package.
+The cases of the contract suite are part of the package (src/windlass/conformance/cases). Users run them on
+one of their engines with `windlass conformance`. Here they run on every engine, including one of another
+package.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["home"]
 
-# Read at once: tests run without the WINDLASS_ variables of their surroundings.
+# Read during import, because tests run without the WINDLASS_ variables of their environment.
 TEST_IMAGE = os.environ.get("WINDLASS_TEST_IMAGE", "localhost/torch:2.13.0-cpu")
 CLUSTER_TIMEOUT_S = 420
 ROOT = Path(__file__).parent
@@ -44,18 +45,18 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption(process_guard.OPTION):
         process_guard.install(config)
     for line in (
-        "chaos: takes nodes or the API server away from everybody, so it runs alone",
+        "chaos: stops nodes or the API server for all tests, so it runs alone",
         "local_only(reason): a contract that cannot hold on a cluster",
-        "cluster_only(reason): a contract that means nothing on one machine",
+        "cluster_only(reason): a contract that is meaningless on one machine",
     ):
         config.addinivalue_line("markers", line)
 
 
 def start_as_in_a_terminal() -> None:
-    """Handle signals by default, and pass on no descriptors but the standard ones.
+    """Handle signals by default, and let child processes inherit only the standard descriptors.
 
     Programs that tests start inherit both. nohup, cron, CI runners and the `&` of scripts start programs with
-    signals ignored or blocked; `make -j` and some runners leave pipes open.
+    ignored or blocked signals. `make -j` and some runners leave pipes open.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
@@ -63,26 +64,29 @@ def start_as_in_a_terminal() -> None:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for name in os.listdir("/dev/fd"):
-        with contextlib.suppress(OSError):  # the one that listed them
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             os.set_inheritable(int(name), int(name) <= 2)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests that need a cluster are skipped where there is none: all in one line, since all from one."""
+    """Skip tests that need a cluster if there is none.
+
+    All skips come from one line, so pytest reports them together.
+    """
     if item.get_closest_marker("cluster") and not os.environ.get("KUBECONFIG"):
-        pytest.skip("needs a cluster: make test-cluster runs these where KUBECONFIG names one")
+        pytest.skip("needs a cluster: set KUBECONFIG and run make test-cluster")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on a cluster may take longer: pods of both test processes share its machines."""
+    """Extend the timeout of tests on a cluster, because all test processes share its machines."""
     for item in items:
         if item.get_closest_marker("cluster") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_S))
 
 
 def pytest_collection_finish() -> None:
-    """The garbage collector passes over what is imported and collected by now: it is large, and stays."""
+    """Exclude imported modules and collected tests from garbage collection. They are large and permanent."""
     gc.collect()
     gc.freeze()
 
@@ -94,9 +98,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def own_context() -> Iterator[None]:
-    """No test sees another's training context, which may have been told to end; SIGTERM is given back.
+    """Reset the training context and the handler of SIGTERM around each test.
 
-    A handler that stayed would end the process 30 s after any later test that sends SIGTERM.
+    The context may have received a stop request. A remaining handler would end the process 30 s after any
+    later test that sends SIGTERM.
     """
     before = signal.getsignal(signal.SIGTERM)
     forget_context()
@@ -112,7 +117,7 @@ def forget_context() -> None:
 
 @pytest.fixture(scope="session")
 def space() -> Iterator[Space]:
-    """A namespace for the cluster tests of this process, with a folder that its pods share."""
+    """Provide a namespace for the cluster tests of this process, with a folder that its pods share."""
     from cluster_space import open_space
 
     with open_space("windlass-test", image=TEST_IMAGE) as opened:
@@ -121,7 +126,7 @@ def space() -> Iterator[Space]:
 
 @pytest.fixture(scope="session")
 def plugin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package windlass-statefulset installed in it."""
+    """Provide a folder in which the package windlass-statefulset is installed."""
     from plugin_packages import PLUGINS, install
 
     folder = tmp_path_factory.mktemp("plugins") / "site"
@@ -131,7 +136,7 @@ def plugin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stateful_engine(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The engine of the package windlass-statefulset, for this process and those that it starts."""
+    """Provide the engine of the package windlass-statefulset for this process and its children."""
     monkeypatch.syspath_prepend(plugin_folder)
     monkeypatch.setenv("PYTHONPATH", str(plugin_folder), prepend=os.pathsep)
     return "stateful"
@@ -139,7 +144,7 @@ def stateful_engine(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str
 
 @pytest.fixture(autouse=True)
 def engine_of_the_case(request: pytest.FixtureRequest) -> None:
-    """Install the package that the case's engine is in, where it is in one."""
+    """Install the package of the case's engine, if it has its own package."""
     callspec = getattr(request.node, "callspec", None)
     if callspec is not None and callspec.params.get("on") == STATEFUL_SET.name:
         request.getfixturevalue("stateful_engine")

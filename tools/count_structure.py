@@ -1,13 +1,13 @@
-"""Count what the structure of the source costs: files, statements, import lines, and files on two hot paths.
+"""Count the source's files, statements and import lines, and the files on two hot paths.
 
     python tools/count_structure.py                   static counts (2 s)
     python tools/count_structure.py --paths           also trace a local run and a warm call (10 s)
     python tools/count_structure.py --paths --files   name the files on each path, with their processes
 
-A path is the set of our files of which a function runs between the user's call and the first line of the
-rank's function, in any process: client, agent, fork server or rank. Code that an import runs does not count.
-The traces use a copy of the package whose `__init__.py` installs a profile function in every process.
-This script names no module of the package, so it still works after files have moved.
+A path is a set of Windlass's files. It has each file that runs a function between the user's call and the
+first line of the rank's function, in any process: client, agent, fork server or rank. Code that runs during
+an import does not count. The traces use a copy of the package whose `__init__.py` installs a profile function
+in every process. This script names no module of the package, so it still works after files have moved.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BLOCKS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 HotPath: TypeAlias = dict[
     str, list[str]
-]  # the files whose functions ran -> the processes that ran them
+]  # files whose functions ran, with the processes that ran them
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Counts:
     """Static counts of some files."""
 
     files: int
-    statements: int  # of the syntax tree; a docstring is one
-    code_lines: int  # neither blank nor comment nor docstring
+    statements: int  # nodes of the syntax tree, including docstrings
+    code_lines: int  # without blank lines, comments and docstrings
     import_lines: int
 
     @property
     def import_percent(self) -> float:
-        """The share of imports in the code lines."""
+        """Percentage of the code lines that are imports."""
         return 100 * self.import_lines / self.code_lines if self.code_lines else 0.0
 
 
@@ -121,11 +121,11 @@ def install(folder, mark):
     threading.setprofile(note)
     sys.setprofile(note)
 """
-_FUTURE = "from __future__ import annotations\n"  # has to stand first
+_FUTURE = "from __future__ import annotations\n"  # must be the first statement
 _INSTALL = "exec(open({file!r}).read(), _own := {{}}); _own['install']({folder!r}, {mark!r})\n"
 
-# A user's program. What comes first builds caches and starts processes; only the run or call after it counts.
-# The ranks of the warm call are kept: fresh ones for the next call would be forked while this one starts.
+# A user's program. The first steps fill caches and start processes, and only the last run or call counts.
+# The warm call keeps its ranks, because new ones for the next call would be forked while this one starts.
 _PROGRAM = """
 import time
 
@@ -161,7 +161,7 @@ _STEPS = {
 
 
 def trace_all() -> dict[str, HotPath]:
-    """Trace each path."""
+    """Trace each path and return the files on it."""
     with tempfile.TemporaryDirectory(prefix="count-structure-") as made:
         folder = Path(made)
         package = copy_traced(folder)
@@ -224,7 +224,7 @@ def render_json(counts: Counts, paths: dict[str, HotPath], *, with_files: bool) 
 
 
 def render_table(counts: Counts, paths: dict[str, HotPath], *, with_files: bool) -> str:
-    """Render a table, and the files of each path if they are asked for."""
+    """Render a table, with the files of each path if requested."""
     rows = {
         "files": f"{counts.files:,}",
         "statements": f"{counts.statements:,}",

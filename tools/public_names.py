@@ -1,6 +1,6 @@
-"""What of Windlass is public: the names of `windlass.__all__`, what they return, and `windlass.distributed`.
+"""Public names of Windlass: those of `windlass.__all__`, the classes they return, and `windlass.distributed`.
 
-Read by `write_reference`, and by the test that wants each parameter explained.
+`write_reference` uses this module, and so does the test that every parameter is explained.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ ERRORS = [
     if isinstance(getattr(windlass, name), type)
     and issubclass(getattr(windlass, name), windlass.WindlassError)
 ]
-# not for users: what other rooms of Windlass ask of these classes
+# Not for users. Other packages of Windlass use these members.
 INTERNAL = {
     *("Job.reader", "Compute.nodes", "Compute.at", "Remote.rebuild", "Decorated.marked"),
     *("Image.read", "Image.plain_steps", "Secret.read", "Secret.resolve", "Secret.record"),
     *("Volume.as_claim", "Volume.variable", "Volume.check_nodes", "Volume.make_claim_manifest"),
     *("Volume.ensure", "Volume.local_folder", "TrainJob.bind"),
 }
-# no user calls the class itself
+# Users do not call these classes themselves.
 MADE_BY_OTHERS = ("Job", "Remote", "Decorated", "App", "images", "TrainerJob", "TrainJob")
 IN_RANKS = ("pod_ips", "volume_path")
 _EXPLAINED = re.compile(r"^(\w+(?:, \w+)*): ", re.MULTILINE)
 
 
 def find_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Every public function and method by the name that users write."""
+    """Yield every public function and method with the name that users write."""
     for name in FUNCTIONS:
         yield name, getattr(windlass, name)
     for name in IN_RANKS:
@@ -70,7 +70,7 @@ def find_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def find_members(owner: str) -> Iterator[tuple[str, Any]]:
-    """The methods and properties of a class that are for users, in the order of the source."""
+    """Yield the public methods and properties of a class, in source order."""
     kind = CLASSES[owner]
     for name, member in vars(kind).items():
         if f"{owner}.{name}" in INTERNAL:
@@ -84,7 +84,7 @@ def find_members(owner: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_doc(thing: Any) -> str:
-    """Its docstring; of a class, with that of its constructor."""
+    """Return the docstring of an object. For a class, append that of its constructor."""
     doc = inspect.getdoc(thing) or ""
     if isinstance(thing, type) and (own := vars(thing).get("__init__")) and own.__doc__:
         doc += "\n\n" + (inspect.getdoc(own) or "")
@@ -92,7 +92,7 @@ def read_doc(thing: Any) -> str:
 
 
 def find_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """What a caller gives: neither self nor any keywords and values."""
+    """Return the named parameters of a function, without `self`, `*args` and `**kwargs`."""
     loose = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return [
         parameter
@@ -102,5 +102,5 @@ def find_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def find_explained(doc: str) -> set[str]:
-    """The parameters that a docstring explains, each in a line `name: meaning`."""
+    """Return the parameters that a docstring explains, each in a line `name: meaning`."""
     return {name for names in _EXPLAINED.findall(doc) for name in names.split(", ")}

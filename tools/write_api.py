@@ -1,6 +1,6 @@
-"""Writes src/windlass/client/keyword_types.py from the tables of keywords: `make api`.
+"""Writer of src/windlass/client/keyword_types.py from the tables of keywords. Run it with `make api`.
 
-Editors and type checkers read keywords from that file, since they cannot run the code that makes the tables.
+Editors and type checkers read the keywords from that file, because they cannot run the code of the tables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _APP = tuple(one for one in APP if one.name not in ("name", "gpus"))
 _NODE = tuple(one for one in JOB if one in _COMPUTE and one in _APP)
 _JOB_OR_APP = tuple(one for one in JOB if one in _APP and one not in _NODE)
 _COMPUTE_OR_APP = tuple(one for one in _COMPUTE if one in _APP and one not in _NODE)
-# each class with its docstring, the keywords it takes, and the classes that it inherits some of them from
+# Each class with its docstring, its keywords, and the classes from which it inherits some of them.
 _CLASSES = {
     "NodeKeywords": ("Settings of the nodes of jobs, computes and apps.", _NODE, ()),
     "JobOrAppKeywords": ("Settings of jobs and apps.", _JOB_OR_APP, ()),
@@ -72,7 +72,7 @@ from windlass.settings.table import NodeRange
 
 
 def render() -> str:
-    """The whole file."""
+    """Return the content of the file."""
     classes = [_render_class(name, *about) for name, about in _CLASSES.items()]
     return "\n\n".join([_HEAD, *classes])
 

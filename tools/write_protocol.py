@@ -1,6 +1,6 @@
-"""Writes docs/protocol.md from the records in `windlass.wire.messages`: `make protocol`.
+"""Writer of docs/protocol.md from the records in `windlass.wire.messages`. Run it with `make protocol`.
 
-What is said about each message is its docstring; nothing of the page is written by hand but what stands here.
+The text about each message is its docstring. All other text of the page is in this module.
 """
 
 from __future__ import annotations
@@ -22,40 +22,45 @@ _DIRECTIONS = (
 )
 _HEAD = f"""# The protocol
 
-Made by `make protocol` from the records in `src/windlass/wire/messages`; edit those. This is version
-{names.PROTOCOL_VERSION}.
+This page lists every message between Windlass's processes, for protocol version
+{names.PROTOCOL_VERSION}. `make protocol` writes it from the records in `src/windlass/wire/messages`.
+Edit those instead.
 
-Between agents, and between clients and a lead, messages are frames: the lengths of header and body, 4
-bytes each, then a header in JSON and a body of bytes (`wire/frames.py`). A header has at most
-{names.MAX_HEADER_BYTES >> 10} KiB, a body {names.MAX_BODY_BYTES >> 20} MiB; both are refused by their
-length, before anything is buffered. `type` says which kind of message it is. The first frame on a link
-is a `hello`; a peer of another version or another job is told so and hung up on.
+Agents exchange messages as frames, and so do clients and leads. A frame is the lengths of header and
+body, 4 bytes each, then a header in JSON and a body of bytes (`wire/frames.py`). A header has at most
+{names.MAX_HEADER_BYTES >> 10} KiB and a body {names.MAX_BODY_BYTES >> 20} MiB. A longer one is refused
+by its length, before it is buffered. The key `type` names the kind of message.
 
-**Each kind is a record** (`wire/message.py`), read once, where it comes in. `records.py` checks the
-type of every field, that counts are not negative, ports are ports and times are numbers, and ends the
-link with a sentence that names the field. A kind that is not in the table of its direction is refused.
-Keys that a record does not have are ignored. A field with a default, shown with `=`, need not be said.
+The first frame on a connection is a `hello`. A peer of another version or another job receives a
+refusal, and its connection is closed.
 
-**What it costs.** A record is no dataclass: 80 of those would take longer to make than the agent takes
-to start. `records.py` makes its checks when the first one comes. Node 0 and the lead are one process
-and hand records to each other as they are, so that of the messages of an empty call four are read: the
-client's, one by each rank, each rank's answer, and the results by the client ([times](benchmarks.md)).
-Datagrams and what is said to the fork server are JSON of the same form, under `type`, `kind` or `event`.
+**Each kind is a record** (`wire/message.py`), read once on arrival. `records.py` checks the type and
+range of every field. An error closes the connection and names the field. A kind that is not in the
+table of its direction is refused. Unknown keys are ignored, and a field with a default, shown with `=`,
+is optional.
+
+**Cost.** A record is not a dataclass, because creating 80 dataclasses would take longer than the
+agent's start. `records.py` creates the checks of a kind when the first message of it arrives. Node 0
+and the lead share a process and pass records in memory. An empty call therefore reads four messages:
+the client's, one by each rank, each rank's answer, and the results by the client
+([times](benchmarks.md)).
+
+Datagrams and messages of the fork server are JSON of the same form, under `type`, `kind` or `event`.
 """
 
 
 def render() -> str:
-    """The whole page."""
-    told: set[type[Message]] = set()
-    sections = [_render_direction(direction, told) for direction in _DIRECTIONS]
-    return "\n".join([_HEAD, *sections, _render_parts(told)])
+    """Return the whole page."""
+    shown: set[type[Message]] = set()
+    sections = [_render_direction(direction, shown) for direction in _DIRECTIONS]
+    return "\n".join([_HEAD, *sections, _render_parts(shown)])
 
 
-def _render_direction(direction: Direction, told: set[type[Message]]) -> str:
-    new = [cls for cls in direction.kinds.values() if cls not in told]
-    known = [f"`{cls.kind}`" for cls in direction.kinds.values() if cls in told]
-    told.update(new)
-    also = f"\nAnd, as above: {', '.join(known)}.\n" if known else ""
+def _render_direction(direction: Direction, shown: set[type[Message]]) -> str:
+    new = [cls for cls in direction.kinds.values() if cls not in shown]
+    known = [f"`{cls.kind}`" for cls in direction.kinds.values() if cls in shown]
+    shown.update(new)
+    also = f"\nAlso, as above: {', '.join(known)}.\n" if known else ""
     title = f"## From {direction.sender} to {direction.receiver}"
     return "\n".join([title, "", direction.about, "", *_render_table(new), also])
 
@@ -66,11 +71,11 @@ def _render_table(kinds: list[type[Message]]) -> list[str]:
     rows = [
         f"| `{cls.kind}` | {cls.__name__} | {_summary(cls)} | {_fields(cls)} |" for cls in kinds
     ]
-    return ["| kind | record | what it says | fields |", "|---|---|---|---|", *rows]
+    return ["| kind | record | meaning | fields |", "|---|---|---|---|", *rows]
 
 
-def _render_parts(told: set[type[Message]]) -> str:
-    """Records inside messages."""
+def _render_parts(shown: set[type[Message]]) -> str:
+    """Return the table of records inside messages."""
     modules = (calls, computes, forkserver)
     inside = {
         cls
@@ -81,9 +86,9 @@ def _render_parts(told: set[type[Message]]) -> str:
         and not cls.kind
         and find_annotations(cls)
     }
-    parts = sorted(inside - told, key=lambda cls: cls.__name__)
+    parts = sorted(inside - shown, key=lambda cls: cls.__name__)
     rows = [f"| {cls.__name__} | {_summary(cls)} | {_fields(cls)} |" for cls in parts]
-    head = ["## Inside messages", "", "| record | what it is | fields |", "|---|---|---|"]
+    head = ["## Inside messages", "", "| record | meaning | fields |", "|---|---|---|"]
     return "\n".join([*head, *rows, ""])
 
 

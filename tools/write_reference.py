@@ -1,6 +1,6 @@
-"""Writes docs/reference/ from docstrings, the commands and the table of settings: `make reference`.
+"""Writer of docs/reference/ from docstrings, commands and the settings table. Run it with `make reference`.
 
-Three pages: python.md, cli.md and settings.md. Each is a pure function of the code, so a test compares.
+It writes python.md, cli.md and settings.md. Their content depends only on the code, so a test compares them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TOO_LONG = 100
 
 
 def render_pages() -> dict[str, str]:
-    """Every page by its name."""
+    """Return every page by its name."""
     pages = {"python.md": _python(), "cli.md": _cli(), "settings.md": _settings()}
     return {name: "\n\n".join([_NOTE, *parts]) + "\n" for name, parts in pages.items()}
 
@@ -51,8 +51,8 @@ def _lines(*lines: str) -> str:
 def _python() -> Iterator[str]:
     yield "# Python"
     yield _lines(
-        "`import windlass as wl`. Settings that are left out come from the environment or a file,",
-        "else have their [defaults](settings.md).",
+        "`import windlass as wl`. Omitted settings come from the environment or a file, else from their",
+        "[defaults](settings.md).",
     )
     yield "## Functions"
     for name in FUNCTIONS:
@@ -77,7 +77,7 @@ def _python() -> Iterator[str]:
         function = getattr(windlass.distributed, name)
         yield _render_function("###", f"windlass.distributed.{name}", function)
     yield "## Errors"
-    yield "Each has a `message` and a `hint`: what to do next."
+    yield "Each has a `message`, and a `hint` with the next action."
     yield "\n".join(["| error | is a | when |", "|---|---|---|", *map(_render_error, ERRORS)])
 
 
@@ -119,12 +119,12 @@ def _end(signature: inspect.Signature) -> str:
 
 
 def _unquote(text: str) -> str:
-    """Annotations without the quotes that Python puts around those it has not evaluated."""
+    """Return annotations without the quotes that Python puts around unevaluated ones."""
     return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
 
 
 def _render_doc(doc: str) -> str:
-    """A docstring, its explained parameters as a list."""
+    """Return a docstring, with its explained parameters as a list."""
     lines: list[str] = []
     for line in doc.splitlines():
         if match := _EXPLAINED.match(line):
@@ -181,9 +181,9 @@ def _settings() -> Iterator[str]:
     yield "# Settings"
     yield _lines(
         "Each setting is a flag of `windlass run`, a keyword of `wl.run` and `wl.submit`, a variable,",
-        "and a key in `windlass.toml` or in `[tool.windlass]` of `pyproject.toml`. Flags win over",
-        "variables, variables over the project's file, and that over `~/.config/windlass/config.toml`.",
-        "`windlass config` shows what holds here, and where it came from.",
+        "and a key in `windlass.toml` or in `[tool.windlass]` of `pyproject.toml`. Flags take precedence",
+        "over variables, then come the project's file and `~/.config/windlass/config.toml`.",
+        "`windlass config` shows the values that apply here and their sources.",
     )
     groups: dict[str, list[Setting]] = {}
     for setting in SETTINGS:

@@ -1,6 +1,6 @@
-"""Every environment variable, file name, exit code and limit that more than one file must agree on.
+"""Environment variables, file names, exit codes and limits that several modules share.
 
-Constants only: no logic, no imports of ours.
+This module has only constants. It has no logic and imports no other module of Windlass.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 VERSION = "0.1.0"
 PROTOCOL_VERSION = 1
 
-# What a rank finds in its environment: torchrun's names, with torchrun's meaning.
+# Environment of a rank: torchrun's names, with torchrun's meaning.
 RANK = "RANK"
 LOCAL_RANK = "LOCAL_RANK"
 WORLD_SIZE = "WORLD_SIZE"
@@ -34,7 +34,7 @@ SET_PER_RANK = frozenset(
         *(TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_ERROR_FILE, TORCHELASTIC_USE_AGENT_STORE),
     }
 )
-# What a command finds besides: torchrun takes PET_* for the flags it was not given.
+# Additional variables for commands. torchrun reads PET_* in place of missing flags.
 PET_NNODES = "PET_NNODES"
 PET_NODE_RANK = "PET_NODE_RANK"
 PET_MASTER_ADDR = "PET_MASTER_ADDR"
@@ -49,27 +49,30 @@ OPENBLAS_NUM_THREADS = "OPENBLAS_NUM_THREADS"
 GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
-# Our own variables in a rank.
-JOB_ID = "WINDLASS_JOB_ID"  # also how a stray process is recognised as one of ours
+# Windlass's own variables in a rank.
+JOB_ID = "WINDLASS_JOB_ID"  # also identifies stray processes of Windlass
 JOB_NAME = "WINDLASS_JOB_NAME"
 NODE_NAME = "WINDLASS_NODE_NAME"
-MONARCH_WORKERS = "WINDLASS_MONARCH_WORKERS"  # the addresses of a mesh's hosts, with blanks between
-NODE_INDEXES = "WINDLASS_NODE_INDEXES"  # the nodes of this attempt: how many, or which
+MONARCH_WORKERS = "WINDLASS_MONARCH_WORKERS"  # addresses of a mesh's hosts, separated by blanks
+NODE_INDEXES = "WINDLASS_NODE_INDEXES"  # nodes of this attempt: their number, or a list
 STEPS = "WINDLASS_STEPS"  # of a job's image, as JSON
-VOLUME = "WINDLASS_VOLUME_"  # and the volume's name: where it is mounted
+VOLUME = "WINDLASS_VOLUME_"  # prefix of a volume's name, with its mount path as value
 ATTEMPT = "WINDLASS_ATTEMPT"
 GRACE = "WINDLASS_GRACE"  # seconds between SIGTERM and SIGKILL
-OUT = "WINDLASS_OUT"  # the job's output folder, which need not be there yet
-TRAIN = "WINDLASS_TRAIN"  # the archive of the training library, where it travels with the work
-OUT_FOLDER = "out"  # in the job's folder, where nothing else is said
-REPORT_SOCKET = "WINDLASS_REPORT_SOCKET"
-STORE = "WINDLASS_STORE"  # how the files begin in which ranks of one machine meet
-IMPORT_CACHE = "WINDLASS_IMPORT_CACHE"  # a folder for snapshots of imports; empty: none are kept
+OUT = "WINDLASS_OUT"  # the job's output folder, which may not exist yet
+TRAIN = "WINDLASS_TRAIN"  # archive of the training library, if it is sent with the work
 
-# Variables that nothing reads while it is being imported: a fork server may learn them later.
+OUT_FOLDER = "out"  # default output folder, inside the job's folder
+REPORT_SOCKET = "WINDLASS_REPORT_SOCKET"
+STORE = "WINDLASS_STORE"  # path prefix of the rendezvous files for ranks of one machine
+
+# Folder for snapshots of imports. Empty if none are kept.
+IMPORT_CACHE = "WINDLASS_IMPORT_CACHE"
+
+# Modules do not read these variables during import, so a fork server may receive them later.
 READ_LATE = ("WINDLASS_", "TORCHELASTIC_", "TORCH_NCCL_", "GLOO_", "NCCL_")
 
-# Our own variables for a client.
+# Windlass's own variables for a client.
 HOME = "WINDLASS_HOME"
 
 # On Kubernetes: labels and annotations of every object of a job.
@@ -78,47 +81,46 @@ LABEL_NAME = "windlass.dev/name"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_APP = "app.kubernetes.io/name"
 LABEL_MESH = "monarch.pytorch.org/mesh-name"
-LABEL_FIRST_INDEX = "windlass.dev/first-index"  # of pods that their object counts from another node
-LABEL_MAIN = "windlass.dev/main"  # the uid of the main object, where pods are another one's
+LABEL_FIRST_INDEX = "windlass.dev/first-index"  # set if the pods' object does not count from node 0
+LABEL_MAIN = "windlass.dev/main"  # UID of the main object, if another object owns the pods
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 ANNOTATION_VERSION = "windlass.dev/version"
-ANNOTATION_SUBMIT = "windlass.dev/submit"  # one submit's own mark: whose half-made objects?
+ANNOTATION_SUBMIT = "windlass.dev/submit"  # identifies the submit that made an incomplete object
 ANNOTATION_WORK = "windlass.dev/work"
-ANNOTATION_KEEP_PLACE = (
-    "windlass.dev/keep-place-until"  # of a compute that never started; Unix time
-)
-ANNOTATION_SIZE = "windlass.dev/pod-size"  # what pods of such another object have
-ANNOTATION_TTL = "windlass.dev/ttl-s"  # where the cluster removes no ended object of the kind
-ANNOTATION_CONTAINER = "kubectl.kubernetes.io/default-container"  # where it is not called CONTAINER
+# Unix time until which a compute that never started stays.
+ANNOTATION_KEEP_PLACE = "windlass.dev/keep-place-until"
+ANNOTATION_SIZE = "windlass.dev/pod-size"  # resources of the pods of a separate workers object
+ANNOTATION_TTL = "windlass.dev/ttl-s"  # set if the cluster does not delete ended objects itself
+ANNOTATION_CONTAINER = "kubectl.kubernetes.io/default-container"  # if it is not named CONTAINER
 
-# What a pod's agent finds in its environment.
+# Environment of a pod's agent.
 POD_IP = "WINDLASS_POD_IP"
 POD_NAME = "WINDLASS_POD_NAME"
 POD_UID = "WINDLASS_POD_UID"
 K8S_NODE = "WINDLASS_K8S_NODE"
-NODE_FAILURES = "WINDLASS_NODE_FAILURES"  # how many pods of this index were lost before
-POD_HOSTS = "WINDLASS_POD_HOSTS"  # what pods are called, where it is not POD_HOST
+NODE_FAILURES = "WINDLASS_NODE_FAILURES"  # number of pods of this index that were lost before
+POD_HOSTS = "WINDLASS_POD_HOSTS"  # host names of pods, if they differ from POD_HOST
 LEAD = "WINDLASS_LEAD"  # the Service that has an address before any pod runs
-NODE_INDEX = "WINDLASS_NODE_INDEX"  # where nothing else tells it; a number, or:
-INDEX_FROM_LEAD = "from-lead"  # it has none of its own: the lead gives it one
-FIRST_INDEX = "WINDLASS_FIRST_INDEX"  # what an object's own count of its pods starts from; 0
+# The node's index, if the pod does not show it. A number, or "from-lead" if the lead assigns it.
+NODE_INDEX = "WINDLASS_NODE_INDEX"
+INDEX_FROM_LEAD = "from-lead"
+
+FIRST_INDEX = "WINDLASS_FIRST_INDEX"  # node index of an object's first pod (default: 0)
 NUM_NODES = "WINDLASS_NUM_NODES"
-ENV_STAYS_UP = (
-    "WINDLASS_STAYS_UP"  # "1": containers of this pod are started again whenever they exit
-)
+# "1" if the containers of this pod restart whenever they exit.
+ENV_STAYS_UP = "WINDLASS_STAYS_UP"
 
-ENV_TELLS_FAILURE = (
-    "WINDLASS_TELLS_FAILURE"  # "1": what makes these pods reads their exit codes, or:
-)
-TELLS_BY_LEAD = (
-    "lead"  # it ends all pods at the first such code: node 0 gives it, when all others are gone
-)
+# "1" if the controller of these pods reads their exit codes. "lead" if it also ends all pods at the first
+# failure code. Then only node 0 exits with that code, after all other nodes have ended.
+ENV_TELLS_FAILURE = "WINDLASS_TELLS_FAILURE"
+TELLS_BY_LEAD = "lead"
 
-ENV_FORGET = "WINDLASS_FORGET"  # names, by commas, that what makes the pods sets, and no rank sees
+# Names of variables, separated by commas, that the controller of the pods sets and ranks must not see.
+ENV_FORGET = "WINDLASS_FORGET"
 
-# What node INDEX of a job is called inside the cluster, unless its pods are told otherwise.
+# Default host name of node INDEX of a job inside the cluster.
 POD_HOST = "{job_id}-{index}.{job_id}-headless"
-# And where nodes but the first have an object of their own, which counts them from 0.
+# Object of all nodes but the first, if they have a separate one. It counts them from 0.
 WORKERS = "{job_id}-workers"
 
 # Places in a pod.
@@ -127,25 +129,25 @@ SECRET_FOLDER = "/windlass/secret"  # noqa: S105
 JOB_FOLDER = "/windlass/job"
 CODE_FOLDER = "/windlass/job/code"
 HOME_FOLDER = "/windlass/job/home"
-PARTS_FOLDER = "/windlass/parts"  # pieces of the files in:
+PARTS_FOLDER = "/windlass/parts"  # pieces of the files in FILES_FOLDER
 FILES_FOLDER = "/windlass/job/files"
-POD_OUT = "/out"  # where pods have it mounted, ranks write there
+POD_OUT = "/out"  # ranks write their output here, if pods mount it
 AGENT_FILE = "agent.pyz"
 TRAIN_FILE = "train.pyz"
 CLIENT_FILES = ("client.key", "client.crt")  # in the Secret, but in no pod
 AGENT_PORT = 29400
-MONARCH_PORT = 26600  # of Monarch's workers in pods, where its own clients look for them
-POD_MASTER_PORT = 29500  # where ranks meet in pods, if it is free
+MONARCH_PORT = 26600  # of Monarch's workers in pods, where Monarch's clients expect them
+POD_MASTER_PORT = 29500  # rendezvous port of ranks in pods, if it is free
 
-# What a pod's agent exits with when it is told to go: as a process that SIGTERM ended.
+# Exit code of a pod's agent that was asked to stop, like that of a process ended by SIGTERM.
 EXIT_TOLD_TO_STOP = 143
-# And when its job has ended and did not succeed, where that is to be told (`ENV_TELLS_FAILURE`); else with 0.
+# Exit code of an agent whose job failed, if `ENV_TELLS_FAILURE` is set. Otherwise it exits with 0.
 EXIT_FAILED_WORK = 100
 
-# What any one name in a cluster is made of.
+# Pattern of a DNS label, which a name in a cluster must match.
 DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
-# How long an attempt, or a call, waits for all of its nodes where fewer would do.
+# How long an attempt or a call waits for all of its nodes if fewer are enough.
 FEWER_AFTER_S = 30.0
 
 # Exit codes of the command line.
@@ -160,19 +162,19 @@ PLAN_FILE = "plan.json"
 PAYLOAD_FILE = "payload.pkl"
 BUNDLE_FILE = "bundle.tar.gz"
 WORLD_FILE = "world.json"
-UNREAD_FILE = "unread-logs.json"  # pods whose lines nobody has asked for yet
-OMITTED_FILE = "omitted.json"  # what a job left that did not outlive its pods
+UNREAD_FILE = "unread-logs.json"  # pods whose log lines no client has requested yet
+OMITTED_FILE = "omitted.json"  # files of a job that were lost with its pods
 STATUS_FILE = "status.json"
-SOCKETS_FILE = "sockets"  # where those of a job on this machine are
+SOCKETS_FILE = "sockets"  # path of the sockets of a job on this machine
 LEAD_LOCK_FILE = "lead.lock"
 LEAD_SOCKET = "lead.sock"
 
 # A training run's folder.
 METRICS_FILE = "metrics.jsonl"  # written by windlass.train, read by `windlass report`
 
-# Reasons in a status: what programs match on, never the text.
+# Reasons in a status. Programs match on them, never on the text.
 REASON_WAITING_FOR_NODES = "WaitingForNodes"
-REASON_ONE_WORLD = "OneWorld"  # another attempt of the job might be running out of sight
+REASON_ONE_WORLD = "OneWorld"  # an unreachable node may still run another attempt of the job
 REASON_IMPORTING = "Importing"
 REASON_RANKS_RUNNING = "RanksRunning"
 REASON_RANK_FAILED = "RankFailed"
@@ -183,16 +185,16 @@ REASON_ALL_RETURNED = "AllRanksReturned"
 REASON_START_FAILED = "StartFailed"
 REASON_FORK_SERVER_DIED = "ForkServerDied"
 REASON_FORK_UNSAFE = "ForkUnsafe"
-REASON_CLUSTER_NODE_LOST = "ClusterNodeLost"  # of a framework that has processes on all nodes
+REASON_CLUSTER_NODE_LOST = "ClusterNodeLost"  # of a framework with processes on all nodes
 REASON_CLUSTER_NOTE = "ClusterNote"
-REASON_PORT = "PortElsewhere"  # a usual port of node 0 is another one: `port N`, and its address
+REASON_PORT = "PortElsewhere"  # a usual port of node 0 has moved: `port N`, and its address
 REASON_LOG_TRUNCATED = "LogTruncated"
 REASON_RESULT_MISSING = "ResultMissing"
 REASON_OUTCOME_UNKNOWN = "OutcomeUnknown"
 REASON_LOSS_FORGOTTEN = "LossForgotten"
 REASON_LEAD_SILENT = "LeadSilent"
 REASON_UNSEEN = "Unseen"
-REASON_ADOPTED = "Adopted"  # others made it
+REASON_ADOPTED = "Adopted"  # Windlass did not create the job
 REASON_KEYS_EXPIRED = "KeysExpired"
 REASON_API_AWAY = "ApiServerAway"
 REASON_API_BACK = "ApiServerBack"
@@ -203,7 +205,7 @@ REASON_READY = "Ready"
 REASON_QUEUED = "Queued"
 REASON_INACTIVE = "Inactive"
 
-# A frame with a part of a large payload, which goes ahead of the frame that it belongs to.
+# A frame with a part of a large payload. It is sent before the frame that it belongs to.
 PART_FRAME = "part"
 
 # Limits.
@@ -211,10 +213,9 @@ MAX_HEADER_BYTES = 1 << 20
 MAX_BODY_BYTES = 256 << 20
 MAX_DATAGRAM_BYTES = 60_000
 MAX_ATTEMPTS = 1_000_000_000
-MAX_RANKS = 100_000  # of one job; a status that speaks of more is not believed
+MAX_RANKS = 100_000  # of one job, and a status with more is rejected
 PART_BYTES = 4 << 20
-MAX_LOG_BYTES = (
-    8 << 30
-)  # of all ranks of a job, in all attempts; one that prints for ever fills no disk
-MIN_FREE_BYTES = 1 << 30  # no log is written when its disk has less free, or less than 5 %
+# Of all ranks of a job in all attempts, so that endless output cannot fill the disk.
+MAX_LOG_BYTES = 8 << 30
+MIN_FREE_BYTES = 1 << 30  # logs stop when their disk has less free space, or less than 5 %
 MAX_LOG_RECORD_BYTES = 16 << 10
