@@ -1,4 +1,4 @@
-"""A project in a namespace of a real cluster for attacks on it, and a clean end."""
+"""Project in a namespace of a real cluster, for attacks, with cleanup."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def stay():
 
 @contextmanager
 def working_in(space: Space, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Space]:
-    """A project with a few functions, submitted to the space by default; nothing stays."""
+    """Create a project with a few functions that submits to the namespace by default.
+
+    Deletes all jobs and pods of the namespace on exit.
+    """
     folder.mkdir()
     (folder / "windlass.toml").touch()
     (folder / "work.py").write_text(WORK)
@@ -43,9 +46,9 @@ def working_in(space: Space, folder: Path, monkeypatch: pytest.MonkeyPatch) -> I
             space.api.delete(JOBS, job["metadata"]["name"])
         for pod in space.api.list(PODS, labels=names.LABEL_JOB):
             space.api.delete(PODS, pod["metadata"]["name"], grace_s=0)
-        wait_for(lambda: not space.find_objects(names.LABEL_JOB), "nothing is left")
+        wait_for(lambda: not space.find_objects(names.LABEL_JOB), "all objects are deleted")
 
 
 def wait_until_up(job: wl.Job) -> None:
-    """Until it has said so, which it does once its ranks run."""
+    """Wait until the job has printed "up", which it does once its ranks run."""
     wait_for(lambda: any(line.text == "up" for line in job.logs()), f"{job.id} is up")

@@ -1,6 +1,6 @@
-"""Two users of one machine, for attacks that need them: the victim, who runs Windlass, and somebody else.
+"""Two users of one machine for attacks: the victim, who runs Windlass, and a stranger.
 
-Only root can be two others. Their numbers are new for every test, so that no test meets what another left.
+Only root can act as other users. Each test gets new uids, so no test meets files that another one left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pytest
 
 @dataclass(frozen=True)
 class User:
-    """Somebody on this machine, with a home of mode 0700."""
+    """User of this machine with a home directory of mode 0700."""
 
     uid: int
     home: Path
@@ -31,7 +31,7 @@ class User:
     def run(
         self, *argv: str, cwd: Path | None = None, umask: int = 0o022, **env: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as this user; its output is kept."""
+        """Run a command as this user and capture its output."""
         return subprocess.run(
             argv, cwd=cwd or self.home, env=self.environ(**env), user=self.uid, group=self.uid,
             extra_groups=[], umask=umask, capture_output=True, text=True, timeout=120, check=False,
@@ -45,7 +45,7 @@ class User:
 
     @functools.cached_property
     def python_path(self) -> str:
-        """An interpreter that this user may run, with what this one has installed."""
+        """Path of an interpreter that this user may run and that has the same packages as this one."""
         minor = f"{sys.version_info[0]}.{sys.version_info[1]}"
         for path in (sys.executable, f"/usr/bin/python{minor}", f"/usr/local/bin/python{minor}"):
             with contextlib.suppress(OSError):
@@ -58,7 +58,7 @@ class User:
         return self.run(*command, **keywords)  # type: ignore[arg-type]
 
     def python(self, code: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run a program, from a file: functions travel only with one."""
+        """Run code from a file, because only functions that are in a file can be sent."""
         program = self.write("program.py", code)
         return self.run(self.python_path, str(program), **env)
 
@@ -74,7 +74,7 @@ class User:
         }
 
     def write(self, name: str, text: str, *, folder: Path | None = None, mode: int = 0o644) -> Path:
-        """A file of this user's."""
+        """Write a file that this user owns."""
         path = (folder or self.home) / name
         path.write_text(text)
         path.chmod(mode)
@@ -82,7 +82,7 @@ class User:
         return path
 
     def mkdir(self, path: Path, mode: int = 0o700) -> Path:
-        """A folder of this user's."""
+        """Make a directory that this user owns."""
         path.mkdir()
         path.chmod(mode)
         self.give(path)
@@ -109,7 +109,7 @@ def _make_user() -> Iterator[User]:
 
 
 def _end_processes(uid: int) -> None:
-    """What a test that failed left running; the number is nobody else's."""
+    """Kill the processes that a failed test left running. Only this test uses the uid."""
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and entry.stat().st_uid == uid:
@@ -118,11 +118,11 @@ def _end_processes(uid: int) -> None:
 
 @pytest.fixture
 def victim() -> Iterator[User]:
-    """Who runs Windlass."""
+    """Yield the user who runs Windlass."""
     yield from _make_user()
 
 
 @pytest.fixture
 def stranger() -> Iterator[User]:
-    """Somebody else on the same machine."""
+    """Yield another user of the same machine."""
     yield from _make_user()

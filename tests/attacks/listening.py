@@ -1,4 +1,4 @@
-"""Where the processes of a job listen, as the kernel has it; and ranks that look. Linux only."""
+"""Ranks that look up, in the kernel's tables, where their job's processes listen. Linux only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LISTEN = "0A"
 
 
 def meet_and_look():
-    """Meet the other ranks; where this job's processes listen, and who answers at another address."""
+    """Meet the other ranks, and return where the job listens and which other addresses answer."""
     import torch
     import torch.distributed as dist
 
@@ -30,8 +30,11 @@ def meet_and_look():
 
 
 def meet_and_read_store():
-    """Meet the other ranks; how many keys the store at the master's port has before and after, and for whom
-    the folder with the ranks' own store is open."""
+    """Meet the other ranks, and return what others could see of the store.
+
+    `num_new` counts the keys added to the store at the master's port. `mode` is the mode of the folder with
+    the ranks' own store.
+    """
     import torch
     import torch.distributed as dist
 
@@ -56,24 +59,24 @@ def meet_and_read_store():
 
 
 def find_own_address():
-    """An address of this machine that others could reach it by, if it has one."""
+    """Return an address by which other machines could reach this one, or 127.0.0.3."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
-            asking.connect(("192.0.2.1", 9))  # nothing is sent
+            asking.connect(("192.0.2.1", 9))  # connecting a UDP socket sends nothing
             return asking.getsockname()[0]
         except OSError:
             return "127.0.0.3"
 
 
 def fail_once_then_meet():
-    """Attempt 0 fails."""
+    """Fail in attempt 0, then meet the other ranks."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         raise ValueError("the first time")
     return meet_and_look()
 
 
 def find_listening(job_id: str) -> list[tuple[str, int]]:
-    """Addresses and ports, of all processes whose environment names the job, and of their parents."""
+    """Return the addresses and ports where the job's processes and their parents listen."""
     inodes = _read_sockets()
     found = set()
     for pid in _find_processes(job_id):
@@ -85,7 +88,10 @@ def find_listening(job_id: str) -> list[tuple[str, int]]:
 
 
 def _find_processes(job_id: str) -> set[int]:
-    """Ranks are known by a variable; agents, fork servers and stores are above or beside them."""
+    """Return the job's processes.
+
+    An environment variable identifies ranks. Agents, fork servers and stores are their parents or siblings.
+    """
     parents = {}
     ranks = set()
     needle = f"WINDLASS_JOB_ID={job_id}".encode()
@@ -104,7 +110,7 @@ def _find_processes(job_id: str) -> set[int]:
 
 
 def _read_sockets() -> dict[str, tuple[str, int]]:
-    """Of all sockets of this machine that listen: how /proc/PID/fd shows them, and where they are."""
+    """Return the address of each listening socket, by its name in /proc/PID/fd."""
     found = {}
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):

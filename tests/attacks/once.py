@@ -1,4 +1,4 @@
-"""Functions that leave a trace each time they run; importable, so that they travel by reference."""
+"""Functions that leave a trace each time they run. They are importable, so calls send them by reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def append(path: str, text: str) -> None:
 
 
 def append_and_hang(path: str) -> None:
-    """Say which process leads this node, and never return."""
+    """Write the PID of the process that leads this node, and never return."""
     append(path, str(_parent(_parent(os.getpid()))))
     time.sleep(600)
 

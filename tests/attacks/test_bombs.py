@@ -1,7 +1,7 @@
-"""Attack: small things that become large, or that no parser takes, in whatever a pod or a rank can write.
+"""Attack: data from a pod or a rank that expands enormously, or that a parser cannot handle.
 
-Logs of pods, status, results and error files, reports, lists in a hello. Each is refused or cut before it
-costs memory, and who follows a job goes on following.
+Covers pod logs, status files, result and error files, reports, and lists in hello messages. Each is refused
+or truncated before it costs memory, and clients that follow the job continue.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def little_memory():
-    """No test here may take much more than there is now."""
+def memory_limit():
+    """Limit the address space to 256 MiB more than the process uses now."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), limits[1]))
@@ -95,14 +95,14 @@ def _zip(files: dict[str, bytes]) -> bytes:
         b"windlass-last-word %s/1 AA" % MANY_DIGITS,
     ],
 )
-def test_a_last_word_that_says_it_has_many_parts(line, little_memory):
+def test_last_word_that_claims_many_parts_is_refused(line, memory_limit):
     assert read_last_word(line) is None
     assert num_lines(line) <= 2048
 
 
 @pytest.fixture
 def bomb():
-    """300 MiB in 300 KB."""
+    """Return a zip file of about 300 KB that unpacks to 300 MiB."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         with archive.open("status.json", "w") as file:
@@ -113,11 +113,11 @@ def bomb():
     return buffer.getvalue()
 
 
-def test_a_last_word_that_unpacks_to_much(bomb, little_memory):
+def test_last_word_that_unpacks_to_much_is_refused(bomb, memory_limit):
     assert read_last_word(_last_word(bomb)) is None
 
 
-def test_a_last_word_that_lies_about_its_size(bomb, little_memory):
+def test_last_word_with_false_size_is_refused(bomb, memory_limit):
     true, small = (300 << 20).to_bytes(4, "little"), (10).to_bytes(4, "little")
     assert true in bomb
     assert read_last_word(_last_word(bomb.replace(true, small))) is None
@@ -126,24 +126,24 @@ def test_a_last_word_that_lies_about_its_size(bomb, little_memory):
 @pytest.mark.parametrize(
     "omitted", [DEEP, LESS_DEEP, b"[]", b'{"a": "b"}', b'{"a": %s}' % MANY_DIGITS, b"", b"\xff"]
 )
-def test_a_last_word_whose_list_is_malformed(omitted):
+def test_last_word_with_malformed_list_is_refused(omitted):
     assert read_last_word(_last_word(_zip({"omitted.json": omitted}))) is None
 
 
-def test_a_last_word_of_many_files():
+def test_last_word_of_many_files_is_refused():
     files = {f"f{number}": b"" for number in range(20_001)}
     assert read_last_word(_last_word(_zip({**files, "omitted.json": b"{}"}))) is None
 
 
-def test_a_last_word_in_lines_longer_than_an_agent_writes(little_memory):
-    """A million names of files, each of which takes memory before one can be counted."""
+def test_last_word_in_overlong_line_is_refused(memory_limit):
+    """The archive lists a million file names. Each takes memory before the parser can count them."""
     entries = struct.pack("<4s24xH16xs", b"PK\1\2", 1, b"a") * 1_000_000
     end = struct.pack("<4s8x2I2x", b"PK\5\6", len(entries), 0)
     text = base64.b64encode(entries + end)
     assert read_last_word(b"windlass-last-word 1/1 " + text) is None
 
 
-def test_lines_of_a_pod_that_name_impossible_ranks():
+def test_pod_lines_of_impossible_ranks_are_ignored():
     when = b"2026-01-31T12:00:00.123456789Z "
     lines = [b"[rank %s] x" % MANY_DIGITS, b"[rank 1, attempt %s] x" % MANY_DIGITS, b"[rank 2] y"]
     found = list(read_pod_log(b"".join(when + line + b"\n" for line in lines)))
@@ -151,14 +151,14 @@ def test_lines_of_a_pod_that_name_impossible_ranks():
 
 
 @pytest.mark.parametrize("read", [read_header, lambda path: StatusFile(path).read()])
-def test_a_pipe_in_place_of_a_file_keeps_nobody(folder, read):
-    """Nobody ever writes to it, and who opens a pipe waits for that."""
+def test_reading_a_pipe_does_not_block(folder, read):
+    """A plain open would block, because no process ever opens the pipe for writing."""
     os.mkfifo(folder.path / "pipe")
     with pytest.raises(ProtocolError, match="is not JSON"):
         read(folder.path / "pipe")
 
 
-def test_a_pipe_in_place_of_an_error_file_says_nothing(folder):
+def test_error_file_that_is_a_pipe_is_ignored(folder):
     os.mkfifo(folder.path / "pipe")
     assert read_error_file(folder.path / "pipe") is None
 
@@ -185,13 +185,13 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-def test_a_malformed_status_is_refused(what, little_memory):
+def test_malformed_status_is_refused(what, memory_limit):
     with pytest.raises(ProtocolError):
         read_status(MALFORMED[what])
 
 
-def test_a_malformed_status_does_not_end_who_follows(tmp_path, caplog):
-    """A real line to a real door, in whose folder one bad status comes after another."""
+def test_client_follows_past_malformed_statuses(tmp_path, caplog):
+    """A real connection to a real server copies from a folder where malformed statuses appear."""
 
     async def visit(scene):
         folder = JobFolder(tmp_path / "client")
@@ -204,18 +204,18 @@ def test_a_malformed_status_does_not_end_who_follows(tmp_path, caplog):
                 file.write(b"2026-01-31T12:00:00.123456Z stdout F a line\n")
             size = scene.folder.log(0, 0).stat().st_size
             log = folder.log(0, 0)
-            await until(lambda: log.exists() and log.stat().st_size == size, "lines still come")
+            await until(lambda: log.exists() and log.stat().st_size == size, "new lines are copied")
 
         await until(line.is_synced.is_set, "the first status")
         first = folder.status.read_bytes()
         for text in MALFORMED.values():
             write_atomically(scene.folder.status, text)
-            await copy_a_line()  # a round with it, or the one before
+            await copy_a_line()  # the copy that has the status may be this one or the one before
             await copy_a_line()
             assert folder.status.read_bytes() == first
         good = render_status(replace(make_first_status(make_job()), phase=Phase.RUNNING))
         write_atomically(scene.folder.status, good)
-        await until(lambda: folder.status.read_bytes() == good, "the next status that is one")
+        await until(lambda: folder.status.read_bytes() == good, "the next valid status")
         assert caplog.text.count("its status is ignored") >= 5
         await asyncio.to_thread(line.close)
 
@@ -234,7 +234,7 @@ while not Path("go").exists():
 """
 
 
-def test_a_rank_that_writes_over_the_status_does_not_end_who_follows(tmp_path, monkeypatch):
+def test_client_follows_past_a_status_overwritten_by_a_rank(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "spoil.py").write_text(SPOIL)
     job = wl.submit("spoil.py")
@@ -245,26 +245,26 @@ def test_a_rank_that_writes_over_the_status_does_not_end_who_follows(tmp_path, m
     assert job.wait(60).phase is Phase.SUCCEEDED
 
 
-# -- what ranks leave in files ---------------------------------------------------------------------
+# -- files that ranks write ------------------------------------------------------------------------
 
 
-def test_the_first_line_of_a_result_is_bounded(folder, little_memory):
+def test_first_line_of_result_is_bounded(folder, memory_limit):
     path = folder.result(0, 0)
     with path.open("wb") as file:
-        file.truncate(1 << 32)  # four gigabytes without an end of line
+        file.truncate(1 << 32)  # four gigabytes without a newline
     with pytest.raises(ProtocolError, match="is not a result file"):
         read_header(path)
 
 
 @pytest.mark.parametrize("line", [DEEP, b'{"rank": %s}' % MANY_DIGITS, b"", b"[]", b"\xff"])
-def test_a_malformed_result_is_refused(folder, line):
+def test_malformed_result_is_refused(folder, line):
     folder.result(0, 0).write_bytes(line + b"\n")
     with pytest.raises(ProtocolError):
         read_header(folder.result(0, 0))
 
 
-def test_what_a_result_says_of_an_error_is_cut(folder):
-    """It goes into frames and into the status, which everybody reads."""
+def test_error_in_result_is_truncated(folder):
+    """Outcomes go into frames and into the status, which every client reads."""
     error = ErrorInfo(type="x" * 10**6, message="y" * 10**6, traceback="z" * 10**6)
     header = ResultHeader(rank=0, attempt=0, state="raised" * 10**5, at_s=0.0, error=error)
     write_result(folder.result(0, 0), header, b"")
@@ -273,25 +273,25 @@ def test_what_a_result_says_of_an_error_is_cut(folder):
 
 
 @pytest.mark.parametrize("text", [DEEP, b'{"message": %s}' % DEEP, b'{"message": ' + MANY_DIGITS])
-def test_a_malformed_error_file_says_nothing(folder, text):
+def test_malformed_error_file_is_ignored(folder, text):
     folder.error(0, 0).write_bytes(text)
     assert read_error_file(folder.error(0, 0)) is None
 
 
-def test_a_large_error_file_says_nothing(folder, little_memory):
+def test_large_error_file_is_ignored(folder, memory_limit):
     with folder.error(0, 0).open("wb") as file:
         file.truncate(1 << 32)
     assert read_error_file(folder.error(0, 0)) is None
 
 
-def test_a_long_message_in_an_error_file_is_cut(folder):
+def test_long_message_in_error_file_is_truncated(folder):
     folder.error(0, 0).write_text(
         json.dumps({"message": {"message": "ValueError: " + "x" * 10**6}})
     )
     assert len(read_error_file(folder.error(0, 0)).message) == 4_000
 
 
-def test_folders_that_are_no_attempts_are_none(folder):
+def test_folders_that_are_not_attempts_are_ignored(folder):
     for name in ("attempt-²", "attempt-" + "9" * 200, "attempt--1", "attempt-x"):
         (folder.path / name).mkdir()
     assert folder.attempts() == [0]
@@ -301,13 +301,13 @@ def test_folders_that_are_no_attempts_are_none(folder):
     "text",
     [DEEP, b"{}", b"[1]", b'[{"index":0,"name":"n","first_rank":0,"num_ranks":999999999999}]'],
 )
-def test_a_malformed_world_is_refused(folder, text):
+def test_malformed_world_is_refused(folder, text):
     folder.world(0).write_bytes(text)
     with pytest.raises(ProtocolError):
         read_world(folder, make_job(), 0)
 
 
-def test_a_log_without_an_end_of_line_takes_no_memory(folder, little_memory):
+def test_log_without_newline_takes_no_memory(folder, memory_limit):
     path = folder.log(0, 0)
     with path.open("wb") as file:
         file.truncate(1 << 30)
@@ -317,7 +317,7 @@ def test_a_log_without_an_end_of_line_takes_no_memory(folder, little_memory):
     assert [line.text for line in log] == ["the end"]
 
 
-def test_a_result_nested_deeply_is_shown_as_text():
+def test_deeply_nested_result_is_shown_as_text():
     value: list = []
     for _ in range(500):
         value = [value]
@@ -325,8 +325,8 @@ def test_a_result_nested_deeply_is_shown_as_text():
     assert describe_value([[1]])[1:] == (True, [[1]])
 
 
-def test_results_larger_than_memory_are_told_of_all_the_same(tmp_path, home):
-    """What they are is in the first lines of their files; only who wants the values themselves reads them."""
+def test_results_larger_than_memory_are_listed(tmp_path, home):
+    """The summary is in the first line of each file. Only a caller that needs the values reads the rest."""
     job = wl.submit(work.rank, procs=2)
     assert job.results(timeout_s=60) == [0, 1]
     for path in (home / "jobs" / job.id / "attempt-0").glob("*.result"):

@@ -1,6 +1,6 @@
-"""A submit that broke off: its Job is suspended and holds a Secret with keys. It has an end.
+"""Interrupted submit: its Job is suspended and holds a Secret with keys, until it is cleaned up.
 
-Whoever submits or lists jobs next removes it; what somebody suspended himself stays.
+The next client that submits or lists jobs removes it. A job that a user suspended stays.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ def ground(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield found
 
 
-def break_off(ground: Space, job_id: str) -> None:
-    """As far as a client comes that is killed before it starts its Job."""
+def interrupt_submit(ground: Space, job_id: str) -> None:
+    """Create what a client creates before it starts its Job, and stop there."""
     plan = make_pod_plan(job_id)
     job = ground.api.create(JOBS, make_job(plan, files=FILES.names, submit="mark"))
     ground.api.create(SECRETS, make_secret(plan, FILES.own, make_owner(JOBS, job)))
 
 
 @pytest.mark.parametrize("how", ["submit", "ls"])
-def test_the_next_one_removes_it_and_its_secret(
+def test_next_client_removes_the_job_and_its_secret(
     ground: Space, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     stays = wl.submit("work.py::stay")
     wait_until_up(stays)
     marks = ground.api.get(JOBS, stays.id)["metadata"]["annotations"]
-    assert names.ANNOTATION_SUBMIT not in marks, "what was complete is marked no more"
-    ground.api.patch(JOBS, stays.id, {"spec": {"suspend": True}})  # by hand
-    break_off(ground, "broken-ab2cd")
+    assert names.ANNOTATION_SUBMIT not in marks, "a complete submit removes its mark"
+    ground.api.patch(JOBS, stays.id, {"spec": {"suspend": True}})  # as a user would
+    interrupt_submit(ground, "broken-ab2cd")
     wl.jobs()
-    assert ground.api.get(JOBS, "broken-ab2cd"), "it is young: its submit may be under way"
+    assert ground.api.get(JOBS, "broken-ab2cd"), "it is recent, so its submit may be in progress"
     made_s = created_s(ground.api.get(JOBS, "broken-ab2cd"))
     monkeypatch.setattr(abandoned_jobs, "HALF_SUBMITTED_S", 5.0)
     wait_for(lambda: time.time() - made_s > 6.0, "it is old")

@@ -1,6 +1,7 @@
-"""Certificates: a node's used as a client's, another job's, an expired one. Who shows one is not let in.
+"""Attack: a node's certificate used as a client's, another job's certificate, an expired one.
 
-And those of what may run for ever do not end while it runs; where some have ended, that is told.
+The lead refuses all of them. Certificates of work without a time limit outlive it, and clients report expired
+ones.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ DAY_S = 86_400.0
 
 
 @pytest.mark.parametrize(("cert", "role"), [("node", "client"), ("client", "node")])
-def test_a_certificate_counts_for_its_own_role_alone(tmp_path, cert, role):
-    """Ranks can read their node's key: with it they are a node, and no client that gives orders."""
+def test_certificate_is_valid_only_for_its_role(tmp_path, cert, role):
+    """Ranks can read their node's key. It must not let them act as a client and give orders."""
 
     async def visit(scene):
         context = tls.client_context(scene.files, cert)
@@ -51,8 +52,8 @@ def test_a_certificate_counts_for_its_own_role_alone(tmp_path, cert, role):
     run_at_door(tmp_path, visit)
 
 
-def test_another_jobs_certificate_is_no_key_to_this_one(tmp_path):
-    """Of the same namespace, made the same way, even of the same name."""
+def test_certificate_of_another_job_is_refused(tmp_path):
+    """The other job has the same namespace and name, and its certificates were made the same way."""
     other = write_certificates(tmp_path / "other", JOB)
 
     async def visit(listener):
@@ -63,7 +64,7 @@ def test_another_jobs_certificate_is_no_key_to_this_one(tmp_path):
     run_with_lead(write_certificates(tmp_path / "own"), visit)
 
 
-def test_an_expired_certificate_is_refused_by_the_lead(tmp_path):
+def test_lead_refuses_expired_certificate(tmp_path):
     files = write_with_expired_client(tmp_path / "tls")
 
     async def visit(listener):
@@ -73,9 +74,7 @@ def test_an_expired_certificate_is_refused_by_the_lead(tmp_path):
     run_with_lead(files, visit)
 
 
-def test_a_client_that_meets_ended_certificates_says_so_and_calls_nobody_an_impostor(
-    tmp_path, caplog
-):
+def test_client_reports_expired_certificates(tmp_path, caplog):
     files = write_certificates(tmp_path / "tls", age_days=11)
     pods = [{"metadata": {"name": "lead", "uid": "u", "creationTimestamp": "2026-01-31T12:00:00Z"}}]
     leads = LeadPods(JOB, lambda: pods)
@@ -86,14 +85,14 @@ def test_a_client_that_meets_ended_certificates_says_so_and_calls_nobody_an_impo
         def dial():
             return leads.reach(lambda _pod: connect_lead(listener.port, files))
 
-        line = LeadSync(JOB, folder, dial)
+        sync = LeadSync(JOB, folder, dial)
         try:
-            await until(lambda: line.expired is not None, "it says that they have ended")
-            assert isinstance(line.expired, KeysExpired)
-            assert "certificate has expired" in line.expired.message
-            assert f"windlass cancel {JOB}" in line.expired.hint
+            await until(lambda: sync.expired is not None, "it reports the expired certificates")
+            assert isinstance(sync.expired, KeysExpired)
+            assert "certificate has expired" in sync.expired.message
+            assert f"windlass cancel {JOB}" in sync.expired.hint
         finally:
-            line.close()
+            sync.close()
 
     run_with_lead(files, visit)
     assert not [r for r in caplog.records if "does not hold the job's key" in r.getMessage()]
@@ -102,12 +101,12 @@ def test_a_client_that_meets_ended_certificates_says_so_and_calls_nobody_an_impo
 @pytest.mark.parametrize(
     ("asked", "least_days"),
     [
-        ({"work": Calls()}, 3650 - 1),  # a compute that stays for ever
-        ({}, 3650 - 1),  # a job that may run as long as it likes
-        ({"timeout_s": 90 * DAY_S}, 120 - 1),  # its limit, and a month in a queue
+        ({"work": Calls()}, 3650 - 1),  # a compute without an end
+        ({}, 3650 - 1),  # a job without a time limit
+        ({"timeout_s": 90 * DAY_S}, 120 - 1),  # its time limit plus 30 days in a queue
     ],
 )
-def test_certificates_do_not_end_before_what_they_are_for(asked, least_days):
+def test_certificates_outlive_their_work(asked, least_days):
     plan = replace(make_pod_plan(**asked), created_at_s=time.time())
     for name, pem in make_job_certificates(plan).items():
         if name.endswith(".crt"):

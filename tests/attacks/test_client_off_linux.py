@@ -1,7 +1,7 @@
-"""The client off Linux: what the Kubernetes engine's client does needs nothing that only Linux has.
+"""Client without Linux: the Kubernetes engine's client needs nothing that only Linux has.
 
-Clients here run in a world without /proc, /dev/shm, inotify, prctl and SO_PEERCRED, and without the rest that
-macOS does not have (`not_linux/sitecustomize.py`); for the standard library, too, the platform is "darwin".
+Clients here run without /proc, /dev/shm, inotify, prctl, SO_PEERCRED, and anything else that macOS lacks.
+`not_linux/sitecustomize.py` hides them, and the standard library also sees the platform "darwin".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ assert not hasattr(socket, "SO_PEERCRED")
 for name in ("prctl", "inotify_init1"):
     assert not hasattr(ctypes.CDLL(None), name)
 """
-# of the client's side: what travels into pods, and frameworks of torch, are not
+# Client packages only. Code that runs in pods, and the torch frameworks, are left out.
 IMPORTS = """
 import importlib, pkgutil, sys
 import windlass
@@ -76,7 +76,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch):
-    """A process of that world; what it printed."""
+    """Return a function that runs a command without Linux features and returns its output."""
 
     def run(*words: str) -> str:
         environ = {**os.environ, "PYTHONPATH": str(WORLD)}
@@ -89,15 +89,15 @@ def run(monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_that_world_lacks_what_only_linux_has(run):
+def test_linux_features_are_missing(run):
     run(sys.executable, "-c", MISSING)
 
 
-def test_all_of_the_clients_side_can_be_imported(run):
+def test_client_packages_can_be_imported(run):
     run(sys.executable, "-c", IMPORTS)
 
 
-def test_verbs_that_ask_a_cluster(run, tmp_path, monkeypatch):
+def test_commands_that_query_a_cluster(run, tmp_path, monkeypatch):
     project = tmp_path / "project"
     project.mkdir()
     (project / "windlass.toml").touch()
@@ -109,9 +109,9 @@ def test_verbs_that_ask_a_cluster(run, tmp_path, monkeypatch):
         where = ("-e", "kubernetes")
         exported = run(*WINDLASS, "export", "train.py", *where, "--image", "any:1")
         assert "kind: Job" in exported
-        assert "sitecustomize" not in exported, "nothing of this machine travels"
+        assert "sitecustomize" not in exported, "local modules are not sent"
         run(*WINDLASS, "ls", "--all", *where)
-        assert any(seen.path.endswith("/jobs") for seen in cluster.seen), "it was asked"
+        assert any(seen.path.endswith("/jobs") for seen in cluster.seen), "the cluster was queried"
 
 
 @pytest.fixture
@@ -122,7 +122,6 @@ def ground(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.mark.cluster
 def test_run_submit_attach_logs_results_computes_and_calls(ground, run):
-    """From Python, and then from the shell."""
     Path("off_linux.py").write_text(WORK)
     job = run(sys.executable, "off_linux.py").splitlines()[-1]
     assert sorted(run(*WINDLASS, "logs", job).splitlines()) == [

@@ -1,7 +1,7 @@
-"""Attack: a job that fills the disk, on its node or at its client; and the power cut that comes at the end.
+"""Attack: a job that fills the disk of its node or its client, and a power cut at its end.
 
-Logs and jobs have limits. A disk that is full is told, ends no job, and makes no verdict untrue. How a job
-ended and what its ranks returned is on the disk before anybody is told of it.
+Logs and job folders have limits. A full disk is reported, does not end the job, and does not change the
+verdict. The verdict and the results are on disk before a client learns of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MB = 1 << 20
 
 @contextlib.contextmanager
 def _small_disk(path: Path, size: int):
-    """A disk of its own at `path`, which is soon full."""
+    """Mount a small file system at `path`."""
     path.mkdir(parents=True)
     options = f"size={size},mode=0700"
     made = subprocess.run(
@@ -53,22 +53,22 @@ def _small_disk(path: Path, size: int):
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A script that prints sixteen megabytes, and a function that returns as many."""
+    """Create a script that prints 16 MiB, and a function that returns 16 MiB."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "talk.py").write_text("for _ in range(16):\n    print('x' * (1 << 20))\n")
     (tmp_path / "large.py").write_text("def large():\n    return bytes(16 << 20)\n")
 
 
-def test_a_job_that_fills_the_disk_of_its_node_ends_as_it_would_and_says_so(home, project):
+def test_job_that_fills_its_disk_succeeds_with_a_condition(home, project):
     with _small_disk(home, 4 * MB):
         job = wl.submit("talk.py")
         status = job.wait(120)
         assert status.phase is Phase.SUCCEEDED
-        told = [c.message for c in status.conditions if c.reason == names.REASON_LOG_TRUNCATED]
-        assert told == ["rank-0.log is incomplete: No space left on device"]
+        messages = [c.message for c in status.conditions if c.reason == names.REASON_LOG_TRUNCATED]
+        assert messages == ["rank-0.log is incomplete: No space left on device"]
 
 
-def test_a_result_that_does_not_fit_is_told_as_what_it_is(home, project):
+def test_result_that_does_not_fit_raises_oserror(home, project):
     with _small_disk(home, 4 * MB):
         job = wl.submit("large.py::large")
         with pytest.raises(OSError, match=r"cannot write the result of \d+ bytes"):
@@ -76,7 +76,7 @@ def test_a_result_that_does_not_fit_is_told_as_what_it_is(home, project):
         assert job.status().phase is Phase.FAILED
 
 
-def test_a_job_that_finds_no_room_to_start_is_refused_by_the_name_of_the_folder(home):
+def test_submit_without_disk_space_names_the_folder(home):
     with _small_disk(home, 2 * MB):
         with contextlib.suppress(OSError), (home / "full").open("wb") as file:
             while True:
@@ -87,8 +87,8 @@ def test_a_job_that_finds_no_room_to_start_is_refused_by_the_name_of_the_folder(
         assert list((home / "jobs").iterdir()) == []
 
 
-def test_a_client_whose_disk_is_full_is_told_and_goes_on_when_there_is_room(tmp_path, caplog):
-    """A real line to a real door: what comes from a pod does not fit here."""
+def test_client_resumes_when_its_disk_has_space_again(tmp_path, caplog):
+    """A real connection to a real server receives data that does not fit on the client's disk."""
 
     async def visit(scene, disk):
         folder = JobFolder(disk / "client")
@@ -99,12 +99,13 @@ def test_a_client_whose_disk_is_full_is_told_and_goes_on_when_there_is_room(tmp_
         write_atomically(scene.folder.result(0, 0), bytes(3 * MB))
         last = render_status(replace(make_first_status(make_job()), phase=Phase.SUCCEEDED))
         write_atomically(scene.folder.status, last)
-        await until(lambda: line.cannot_keep is not None, "it is told")
+        await until(lambda: line.cannot_keep is not None, "the failure is recorded")
         assert "No space left on device" in line.cannot_keep.message
         assert not folder.status.exists() or folder.status.read_bytes() != last
         (disk / "full").unlink()
         await until(
-            lambda: folder.status.exists() and folder.status.read_bytes() == last, "all is here"
+            lambda: folder.status.exists() and folder.status.read_bytes() == last,
+            "everything was copied",
         )
         assert folder.result(0, 0).stat().st_size == 3 * MB
         assert caplog.text.count("cannot write to") == 1
@@ -117,10 +118,10 @@ def test_a_client_whose_disk_is_full_is_told_and_goes_on_when_there_is_room(tmp_
 # -- limits ----------------------------------------------------------------------------------------
 
 
-def test_a_log_has_a_limit_and_what_is_lost_is_told(tmp_path):
+def test_log_has_a_limit_and_truncation_is_reported(tmp_path):
     async def run() -> tuple[bytes, list[str]]:
-        told: list[str] = []
-        streams = RankStreams(tmp_path / "rank-0.log", told.append, max_bytes=10_000)
+        messages: list[str] = []
+        streams = RankStreams(tmp_path / "rank-0.log", messages.append, max_bytes=10_000)
         ends = streams.open()
         for number in range(1000):
             os.write(ends[0], b"line %d\n" % number)
@@ -128,15 +129,15 @@ def test_a_log_has_a_limit_and_what_is_lost_is_told(tmp_path):
         for end in ends:
             os.close(end)
         streams.close()
-        return (tmp_path / "rank-0.log").read_bytes(), told
+        return (tmp_path / "rank-0.log").read_bytes(), messages
 
-    log, told = asyncio.run(run())
+    log, messages = asyncio.run(run())
     assert 5_000 < len(log) <= 10_000
     assert b"line 0\n" in log
-    assert told == ["rank-0.log is incomplete: it has reached the maximum size of a log"]
+    assert messages == ["rank-0.log is incomplete: it has reached the maximum size of a log"]
 
 
-def test_the_logs_of_a_job_have_a_limit_in_all(tmp_path):
+def test_logs_of_a_job_have_a_total_limit(tmp_path):
     folder = JobFolder(tmp_path)
     total = 0
     for attempt in range(40):
@@ -145,29 +146,29 @@ def test_the_logs_of_a_job_have_a_limit_in_all(tmp_path):
         assert attempt > 5 or room > 10 << 20
         for rank in range(4):
             with folder.log(attempt, rank).open("wb") as log:
-                log.truncate(room)  # it takes no space
+                log.truncate(room)  # sparse: it takes no disk space
         total += 4 * room
     assert names.MAX_LOG_BYTES * 0.99 < total <= names.MAX_LOG_BYTES
 
 
-def test_a_log_ends_before_its_disk_is_full(tmp_path):
+def test_log_stops_before_its_disk_is_full(tmp_path):
     async def run(disk: Path) -> list[str]:
-        told: list[str] = []
+        messages: list[str] = []
         (disk / "other").write_bytes(bytes(4 * MB - 64 * 1024))
-        streams = RankStreams(disk / "rank-0.log", told.append)
+        streams = RankStreams(disk / "rank-0.log", messages.append)
         ends = streams.open()
         os.write(ends[0], b"a line\n")
         for end in ends:
             os.close(end)
         streams.close()
         assert (disk / "rank-0.log").read_bytes() == b""
-        return told
+        return messages
 
     with _small_disk(tmp_path / "disk", 4 * MB) as disk:
         assert asyncio.run(run(disk)) == ["rank-0.log is incomplete: its disk is nearly full"]
 
 
-def test_a_copy_of_a_log_has_the_same_limit(tmp_path):
+def test_log_copy_has_the_same_limit(tmp_path):
     receiver = Receiver(JobFolder(tmp_path), is_from_lead)
     path = "attempt-0/rank-0.log"
     receiver.take(Piece(path=path, offset=0, body=b"a line\n"))
@@ -175,7 +176,7 @@ def test_a_copy_of_a_log_has_the_same_limit(tmp_path):
     assert (tmp_path / path).read_bytes() == b"a line\n"
 
 
-def test_a_home_keeps_the_newest_jobs_and_all_that_have_not_ended(tmp_path, caplog):
+def test_home_keeps_newest_and_unfinished_jobs(tmp_path, caplog):
     for number in range(20):
         folder = tmp_path / f"job-{number}"
         folder.mkdir()
@@ -195,7 +196,7 @@ def test_a_home_keeps_the_newest_jobs_and_all_that_have_not_ended(tmp_path, capl
 
 @pytest.fixture
 def synced(monkeypatch):
-    """What was forced to the disk, by what it is called, in order; and renames among them."""
+    """Return the list of syncs and renames, in order. It grows while the test runs."""
     done: list[str] = []
     fsync, replace_file = os.fsync, Path.replace
 
@@ -213,13 +214,13 @@ def synced(monkeypatch):
     return done
 
 
-def test_a_result_is_on_the_disk_before_it_has_its_name(tmp_path, synced):
+def test_result_is_synced_before_its_rename(tmp_path, synced):
     header = ResultHeader(rank=0, attempt=0, state="returned", at_s=0.0)
     write_result(tmp_path / "rank-0.result", header, b"value")
     assert synced == ["bytes", "rename to rank-0.result", "folder"]
 
 
-def test_a_final_status_is_on_the_disk_and_others_cost_nothing(tmp_path, synced):
+def test_only_the_final_status_is_synced(tmp_path, synced):
     async def run() -> None:
         status_writer = StatusWriter(make_job(), JobFolder(tmp_path))
         synced.clear()
@@ -232,7 +233,7 @@ def test_a_final_status_is_on_the_disk_and_others_cost_nothing(tmp_path, synced)
     assert synced == ["bytes", "rename to status.json", "folder"]
 
 
-def test_a_copy_of_a_result_is_on_the_disk_before_the_status_that_speaks_of_it(tmp_path, synced):
+def test_result_copy_is_synced_before_its_status(tmp_path, synced):
     receiver = Receiver(JobFolder(tmp_path), is_from_lead)
     path = "attempt-0/rank-0.result"
     receiver.take(Piece(path=path, offset=0, body=b"ab", total_bytes=4))

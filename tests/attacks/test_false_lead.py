@@ -1,7 +1,8 @@
-"""A false lead: a pod that says it is node 0 of a job. It is not used, and it hides nothing.
+"""Attack: a false lead, which is a pod that claims to be node 0 of a job.
 
-Anybody who may write pods can write labels, index and owner of a pod. Only pods that the job's own Job
-controls are looked at, and only one that proves by TLS that it holds the job's key is the lead.
+Any user who may write pods can set a pod's labels, index and owner. Clients only look at pods that the job's
+own Job controls. The lead is the one that proves by TLS that it holds the job's key. A false lead is not
+used, and it does not hide the true one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LEFT = {"exitCode": 0, "reason": "Completed", "finishedAt": "2026-01-31T12:00:00
 
 
 class FalseLead:
-    """Somebody who listens where a lead would; `says` is what each visitor meets."""
+    """Server at a lead's place. Calls `says` with each connection."""
 
     def __init__(self, says) -> None:
         self._says = says
@@ -66,7 +67,7 @@ class FalseLead:
 
 
 def say_nothing(_visitor: socket.socket) -> None:
-    """Takes the connection, and never answers."""
+    """Accept the connection and never answer."""
 
 
 def speak_plain(visitor: socket.socket) -> None:
@@ -78,7 +79,7 @@ def hang_up(visitor: socket.socket) -> None:
 
 
 def speak_tls_of(folder: Path):
-    """With a certificate of its own, which says the same of itself as the job's."""
+    """Return a handler with a certificate of its own, made like the job's."""
     context = tls.server_context(write_certificates(folder, JOB))
 
     def speak(visitor: socket.socket) -> None:
@@ -94,7 +95,7 @@ def make_pod(name: str, number: int) -> dict:
 
 
 def run_among(tmp_path, false_ones, check):
-    """A real lead, older than all the false ones, and a client's line that must find it."""
+    """Run a real lead that is older than all false ones, and a client that must find it."""
 
     async def run(scene):
         ports = {"true": scene.port, **{f"false-{n}": one.port for n, one in enumerate(false_ones)}}
@@ -106,12 +107,12 @@ def run_among(tmp_path, false_ones, check):
 
         folder = JobFolder(tmp_path / "client")
         folder.path.mkdir()
-        line = LeadSync(JOB, folder, dial)
+        sync = LeadSync(JOB, folder, dial)
         try:
-            await until(line.is_synced.is_set, "the lead's own status has come", 8.0)
-            await check(scene, line)
+            await until(sync.is_synced.is_set, "the lead's own status has come", 8.0)
+            await check(scene, sync)
         finally:
-            line.close()
+            sync.close()
 
     try:
         run_at_door(tmp_path, run)
@@ -122,41 +123,41 @@ def run_among(tmp_path, false_ones, check):
 
 @pytest.mark.parametrize("num_false", [1, 40])
 @pytest.mark.parametrize("how", ["silent", "plain", "hangs up", "tls"])
-def test_the_true_lead_is_found_among_false_ones(tmp_path, how, num_false):
-    """Well before any one of them would have timed out: the deadline is shorter than a handshake's."""
+def test_true_lead_is_found_among_false_ones(tmp_path, how, num_false):
+    """The deadline is shorter than a handshake timeout, so no false lead may delay the search."""
     ways = {"silent": say_nothing, "plain": speak_plain, "hangs up": hang_up}
     says = ways[how] if how in ways else speak_tls_of(tmp_path / "other")
 
-    async def check(_scene, line):
-        assert line.is_up
+    async def check(_scene, sync):
+        assert sync.is_up
 
     run_among(tmp_path, [FalseLead(says) for _ in range(num_false)], check)
 
 
-def test_one_that_fails_the_jobs_tls_is_named_once_and_never_dialled_again(tmp_path, caplog):
+def test_lead_that_fails_tls_is_reported_once_and_not_dialed_again(tmp_path, caplog):
     false_one = FalseLead(speak_tls_of(tmp_path / "other"))
 
-    def read_told():
+    def read_reports():
         return [r.getMessage() for r in caplog.records if "false-0" in r.getMessage()]
 
-    async def check(scene, line):
-        await until(read_told, "it is named")
-        for _ in range(3):  # the line breaks, and is made anew
+    async def check(scene, sync):
+        await until(read_reports, "it is reported")
+        for _ in range(3):  # the connection breaks and is made again
             for link in list(scene.lead_server._links):
                 link._transport.abort()
-            await until(lambda: not line.is_up, "the line is down")
-            await until(lambda: line.is_up, "the line is up again")
+            await until(lambda: not sync.is_up, "the connection is down")
+            await until(lambda: sync.is_up, "the connection is up again")
         assert false_one.num_visits == 1
 
     run_among(tmp_path, [false_one], check)
-    told = read_told()
-    assert len(told) == 1
-    assert "does not hold the job's key" in told[0]
-    assert "kubectl describe pod false-0" in told[0]
+    reports = read_reports()
+    assert len(reports) == 1
+    assert "does not hold the job's key" in reports[0]
+    assert "kubectl describe pod false-0" in reports[0]
 
 
 @contextlib.contextmanager
-def looking(tmp_path, *pods, logs=()):
+def observe_job(tmp_path, *pods, logs=()):
     with fake_cluster() as cluster:
         cluster.objects = {"jobs": [make_fake_job(PLAN.job_id)], "pods": list(pods)}
         cluster.logs = dict(logs)
@@ -174,9 +175,9 @@ def looking(tmp_path, *pods, logs=()):
 
 
 def make_foreign(name, **state):
-    """With the job's labels and index; what controls it is another Job, or nothing."""
+    """Return a newer pod with the job's labels and index that no Job controls."""
     pod = make_fake_pod(name, **state)
-    pod["metadata"]["creationTimestamp"] = "2026-02-01T12:00:00Z"  # and newer
+    pod["metadata"]["creationTimestamp"] = "2026-02-01T12:00:00Z"  # newer than the job's own
     del pod["metadata"]["ownerReferences"]
     return pod
 
@@ -186,26 +187,26 @@ def make_foreign(name, **state):
     [
         [],
         [{"kind": "Job", "uid": "another", "controller": True}],
-        [{"kind": "Job", "uid": "j"}],  # it owns it, and does not control it
+        [{"kind": "Job", "uid": "j"}],  # it owns the pod but does not control it
     ],
 )
-def test_pods_that_the_job_does_not_control_are_neither_dialled_nor_read(tmp_path, owners):
+def test_pods_that_the_job_does_not_control_are_ignored(tmp_path, owners):
     succeeded = json.dumps({"phase": "succeeded"}).encode()
     logs = {"left": render_last_word({"status.json": succeeded})}
     pods = [make_foreign("left", terminated=LEFT), make_foreign("runs", running={"startedAt": ""})]
     for pod in pods:
         pod["metadata"]["ownerReferences"] = owners
-    with looking(tmp_path, *pods, logs=logs) as (cluster, view):
+    with observe_job(tmp_path, *pods, logs=logs) as (cluster, view):
         assert view.status().phase is Phase.PENDING
         asked = [seen.path for seen in cluster.seen]
     assert not [path for path in asked if path.endswith(("/log", "/portforward"))]
 
 
 @pytest.mark.long
-def test_one_that_left_in_peace_does_not_end_a_job_whose_lead_runs(tmp_path):
-    """Even if its owner is forged."""
+def test_completed_newer_pod_does_not_end_a_running_job(tmp_path):
+    """This also holds for a pod with a forged owner."""
     left = make_fake_pod("left", terminated=LEFT)
     left["metadata"]["creationTimestamp"] = "2026-02-01T12:00:00Z"
     true = make_fake_pod("true", running={"startedAt": "2026-01-31T12:00:00Z"})
-    with looking(tmp_path, true, left) as (_, view):
+    with observe_job(tmp_path, true, left) as (_, view):
         assert not view.status().phase.is_final

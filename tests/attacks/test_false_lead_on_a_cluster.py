@@ -1,7 +1,7 @@
-"""A false lead in a real cluster: a newer pod with the job's labels, index 0, and a certificate of its own.
+"""Attack in a real cluster: a newer pod with the job's labels, index 0, and its own certificate.
 
-Once with the labels alone, once with the job's Job forged as its controller. The job is seen as it is, its
-results come back, and clients dial the first kind never.
+One variant has only the labels. The other also forges the job's Job as its controller. The status is right,
+results arrive, and clients never connect to a pod with only the labels.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def ground(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def put_false_lead(ground: Space, job_id: str, *, is_forged: bool) -> str:
-    """A pod that looks like the lead of the job, newer than it; its name."""
+    """Create a newer pod that looks like the job's lead, and return its name."""
     name = f"{job_id}-0-false"
     keys = make_certificates(job_id, now_s=time.time(), valid_s=3600.0)
     env = {"crt": keys["node.crt"].decode(), "key": keys["node.key"].decode()}
@@ -77,14 +77,14 @@ def put_false_lead(ground: Space, job_id: str, *, is_forged: bool) -> str:
 
 def is_listening(ground: Space, name: str) -> bool:
     pods = {pod["metadata"]["name"]: pod for pod in ground.api.list(PODS)}
-    if name not in pods:  # the Job's controller may take away what it did not make
+    if name not in pods:  # the Job controller may delete a pod that it did not create
         return True
     is_running = pods[name].get("status", {}).get("phase") == "Running"
     return is_running and b"ready" in ground.api.read_log(name)
 
 
 @pytest.mark.parametrize("is_forged", [False, True])
-def test_a_newer_pod_with_the_jobs_labels_hides_nothing(
+def test_newer_pod_with_the_jobs_labels_is_ignored(
     ground: Space, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_forged: bool
 ) -> None:
     job = wl.submit("work.py::stay")
@@ -92,7 +92,7 @@ def test_a_newer_pod_with_the_jobs_labels_hides_nothing(
     name = put_false_lead(ground, job.id, is_forged=is_forged)
     monkeypatch.setenv("WINDLASS_HOME", str(tmp_path / "another-home"))
     visitor = wl.attach(str(job.ref))
-    wait_for(lambda: visitor.status().phase.value == "running", "the job is seen to run")
+    wait_for(lambda: visitor.status().phase.value == "running", "the job is running")
     assert [line.text for line in visitor.logs()] == ["up"]
     if not is_forged:
         assert b"dialled" not in ground.api.read_log(name)
@@ -100,7 +100,7 @@ def test_a_newer_pod_with_the_jobs_labels_hides_nothing(
     assert visitor.wait(60).phase.value == "cancelled"
 
 
-def test_calls_of_a_compute_reach_its_own_lead(ground: Space) -> None:
+def test_calls_reach_their_own_lead(ground: Space) -> None:
     compute = wl.Compute(name="warm", engine="kubernetes", inactivity_ttl="5m").up()
     ref = compute.nodes().ref
     assert ref is not None

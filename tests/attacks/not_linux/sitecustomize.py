@@ -1,7 +1,6 @@
-"""Makes this interpreter's world like macOS, as far as Python shows it; loaded before anything else.
+"""Makes this interpreter look like macOS. Python loads it before anything else.
 
-What the Linux kernel alone has is missing as it is there: names are gone from modules, files are not there.
-The stdlib sees `sys.platform == "darwin"` too.
+Names and files that only Linux has are missing. The standard library also sees `sys.platform == "darwin"`.
 """
 
 import os
@@ -69,14 +68,14 @@ for name in ("stat", "lstat", "readlink", "statvfs"):
     wrap(os, name)
 access = os.access
 os.access = lambda path, *args, **more: not is_gone(path) and access(path, *args, **more)
-# this interpreter's own account of how it was built goes by the platform's name
+# the build configuration module is named after the platform
 built = (
     f"_sysconfigdata_{sys.abiflags}_{sys.platform}_{getattr(sys.implementation, '_multiarch', '')}"
 )
 os.environ["_PYTHON_SYSCONFIGDATA_NAME"] = built
 sys.platform = "darwin"
 os.uname = lambda: os.uname_result(("Darwin", "laptop", "23.0.0", "", "arm64"))
-# what the stdlib of macOS asks its system for
+# the macOS standard library calls these
 proxies = types.ModuleType("_scproxy")
 proxies._get_proxy_settings = proxies._get_proxies = dict  # type: ignore[attr-defined]
 sys.modules["_scproxy"] = proxies
