@@ -1,7 +1,7 @@
-"""Attack: a peer on another machine names a file in its frame, to have ours read, sent or removed.
+"""Attack: a peer on another machine names a local file in its frame, to have it read, sent or deleted.
 
-On one machine large payloads are files whose paths are told. Between machines they come in parts, and a path
-is nobody's business.
+On one machine, large payloads are files, and frames carry their paths. Between machines payloads arrive in
+parts, and a path in a frame must be ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from windlass.wire.messages.computes import CallAnswer, PayloadPart
 
 
 class _FalseLead(threading.Thread):
-    """The other end of a line: welcomes, and answers the first call with the frames it was given."""
+    """Other end of a connection. Welcomes the client and answers its first call with the given frames."""
 
     def __init__(self, connection: socket.socket, answers: list[bytes]) -> None:
         super().__init__(daemon=True)
@@ -36,7 +36,7 @@ class _FalseLead(threading.Thread):
 
     def run(self) -> None:
         decoder = FrameDecoder()
-        with contextlib.suppress(OSError):  # the test is over, and has closed it
+        with contextlib.suppress(OSError):  # the test is over and has closed the socket
             while data := self._socket.recv(1 << 16):
                 for frame in decoder.feed(data):
                     if frame.type == "hello":
@@ -46,7 +46,7 @@ class _FalseLead(threading.Thread):
 
 
 class _Home:
-    """What a call needs of its compute, which is on other machines."""
+    """Stub of a remote compute with what a call needs."""
 
     is_remote = True
     spill = "/nonexistent"
@@ -69,7 +69,7 @@ class _Home:
 
 @pytest.fixture
 def call():
-    """Makes a call to a false lead that gives these answers."""
+    """Yield a function that makes a call to a false lead with the given answers."""
     sockets: list[socket.socket] = []
 
     def make(*answers: dict) -> ClientCall:
@@ -90,13 +90,13 @@ def call():
 
 
 def _secret(tmp_path: Path) -> tuple[Path, int]:
-    """A file of the client's own, which happens to be a pickle."""
+    """Write a file of the client's own that is a valid pickle."""
     path = tmp_path / "secret"
     path.write_bytes(pickle.dumps("what only this machine knows"))
     return path, path.stat().st_size
 
 
-def test_a_result_that_names_a_file_of_the_client_is_not_read_from_there(call, tmp_path):
+def test_result_does_not_read_a_client_file(call, tmp_path):
     path, size = _secret(tmp_path)
     result = {"type": "result", "id": "c.1", "rank": 0, "state": "returned", "sizes": [size]}
     done = {"type": "done", "id": "c.1", "state": "returned", "verdict": None}
@@ -106,7 +106,7 @@ def test_a_result_that_names_a_file_of_the_client_is_not_read_from_there(call, t
     assert path.exists()
 
 
-def test_an_item_that_names_a_file_of_the_client_neither_reads_nor_removes_it(call, tmp_path):
+def test_item_neither_reads_nor_deletes_a_client_file(call, tmp_path):
     path, size = _secret(tmp_path)
     item = {"type": "result", "id": "c.1", "rank": 0, "sizes": [size], "file": str(path)}
     with pytest.raises(EOFError):
@@ -114,7 +114,7 @@ def test_an_item_that_names_a_file_of_the_client_neither_reads_nor_removes_it(ca
     assert path.exists()
 
 
-def test_small_answers_that_name_files_are_not_read_from_there_either(call, tmp_path):
+def test_small_answers_do_not_read_a_client_file(call, tmp_path):
     path, size = _secret(tmp_path)
     answer = {"rank": 0, "state": "returned", "sizes": [size], "file": str(path)}
     results = {"type": "results", "id": "c.1", "answers": [answer], "ends": True}
@@ -124,7 +124,7 @@ def test_small_answers_that_name_files_are_not_read_from_there_either(call, tmp_
     assert path.exists()
 
 
-def test_between_nodes_only_parts_that_came_count(tmp_path):
+def test_between_nodes_only_received_parts_count(tmp_path):
     path, _ = _secret(tmp_path)
     store = PartStore(tmp_path, is_far=True)
     evil = CallAnswer(file=str(path), is_ours=True)
@@ -137,8 +137,8 @@ def test_between_nodes_only_parts_that_came_count(tmp_path):
         store.with_file(evil.replaced(payload="never came"))
 
 
-def test_on_one_machine_paths_are_told(tmp_path):
+def test_on_one_machine_paths_are_kept(tmp_path):
     path, _ = _secret(tmp_path)
     store = PartStore(tmp_path, is_far=False)
-    told = CallAnswer(file=str(path))
-    assert store.with_file(told.replaced(is_ours=True)) == told
+    answer = CallAnswer(file=str(path))
+    assert store.with_file(answer.replaced(is_ours=True)) == answer

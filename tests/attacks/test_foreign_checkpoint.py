@@ -1,4 +1,4 @@
-"""A run that another user of the machine has prepared, in a folder that all may write to."""
+"""Attack: another user of the machine has prepared a run in a folder that all users may write to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Evil:
 
 @pytest.fixture
 def shared(tmp_path):
-    """A folder that all may write to, as /tmp is."""
+    """Create a folder that all users may write to, like /tmp."""
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(0o1777)
@@ -52,7 +52,7 @@ def give_away(path):
         os.chown(one, NOBODY, NOBODY, follow_symlinks=False)
 
 
-def test_a_prepared_run_is_refused_by_name(shared):
+def test_run_of_another_user_is_refused_by_name(shared):
     mark, run = shared / "mark", shared / "run"
     prepare(run, mark)
     give_away(run)
@@ -66,8 +66,8 @@ def test_a_prepared_run_is_refused_by_name(shared):
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_a_training_without_checkpoints_writes_through_no_link_of_a_prepared_run(shared, resume):
-    """Its metrics would go to a file of the victim."""
+def test_training_does_not_write_through_a_prepared_link(shared, resume):
+    """Without the check, the metrics would be appended to a file of the victim."""
     run, victim = shared / "run", shared / "victim"
     victim.write_text("")
     run.mkdir()
@@ -79,7 +79,7 @@ def test_a_training_without_checkpoints_writes_through_no_link_of_a_prepared_run
     assert not victim.read_text()
 
 
-def test_a_step_that_was_slipped_into_an_own_run_is_refused(shared):
+def test_step_of_another_user_in_our_run_is_refused(shared):
     mark, run = shared / "mark", shared / "run"
     state = {"model": torch.nn.Linear(2, 2)}
     checkpoints = Checkpoints(run, is_async=False)
@@ -89,7 +89,7 @@ def test_a_step_that_was_slipped_into_an_own_run_is_refused(shared):
     with pytest.raises(SpecError, match=rf"{run}/step-999 belongs to"):
         checkpoints.load(state)
     checkpoints.load(state, step=1)
-    give_away(run / "step-1/rank-0")  # and a single file
+    give_away(run / "step-1/rank-0")  # a single file is enough
     shutil.rmtree(run / "step-999")
     with pytest.raises(SpecError, match=r"step-1/rank-0/.* belongs to"):
         checkpoints.load(state)

@@ -1,7 +1,7 @@
-"""Work that is interrupted at the worst moment is neither run twice nor lost without a word.
+"""Work that is interrupted at the worst moment is neither run twice nor lost silently.
 
-A line that is broken while 201 other calls are made, a lead that is killed in a call, a node that is killed
-when its ranks have returned and their results are not sent yet.
+Covers a connection that breaks while 201 other calls are made, and a lead killed during a call. Also covers a
+node killed after its ranks returned and before it sent their results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def compute():
     found.teardown()
 
 
-def test_201_calls_during_a_broken_line(compute, tmp_path):
+def test_201_calls_during_a_broken_connection(compute, tmp_path):
     path = tmp_path / "ran"
     remote = wl.fn(once.append).to(compute)
     calling, _ = remote._make("", (str(path), "once"), {}, remote._options, detach=False)
@@ -49,7 +49,7 @@ def test_201_calls_during_a_broken_line(compute, tmp_path):
     assert path.read_text() == "once\n"
 
 
-def test_a_lead_that_is_killed_in_a_call(compute, tmp_path):
+def test_lead_killed_during_a_call(compute, tmp_path):
     path = tmp_path / "ran"
     job = wl.fn(once.append_and_hang).to(compute).submit(str(path))
     wait_for(lambda: path.exists() and path.read_text().endswith("\n"), "it runs")
@@ -59,8 +59,8 @@ def test_a_lead_that_is_killed_in_a_call(compute, tmp_path):
     assert len(path.read_text().split()) == 1, "it was run again"
 
 
-def test_a_node_that_is_killed_between_the_exit_of_its_ranks_and_the_sending(tmp_path):
-    """The job is not run again for it, and says whose result is missing; the other's is there."""
+def test_node_killed_before_sending_its_results(tmp_path):
+    """The job is not run again, the other result is there, and a condition names the missing one."""
 
     async def visit(scene):
         leading = asyncio.ensure_future(scene.lead.run())
@@ -75,10 +75,10 @@ def test_a_node_that_is_killed_between_the_exit_of_its_ranks_and_the_sending(tmp
         ):
             outcome = {"rank": rank, "attempt": 0, "state": "returned", "at_s": 1.0}
             say({"type": "outcome", "outcome": outcome, "exited": True})
-        await until(lambda: peer.find("flush"), "the order to send what is left")
+        await until(lambda: peer.find("flush"), "the order to flush")
         scene.lead.receive(0, NODE_TO_LEAD.read({"type": "flushed"}))
-        await peer.close()  # its machine ends the connection: the agent was killed
-        again = await scene.join(1)  # what Kubernetes starts in its place has nothing
+        await peer.close()  # the agent was killed, so its machine closes the connection
+        again = await scene.join(1)  # the pod that Kubernetes starts instead has no results
         await until(lambda: again.find("flush"), "it is asked")
         again.say("flushed")
         await asyncio.wait_for(leading, 30)

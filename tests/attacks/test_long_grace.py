@@ -1,6 +1,7 @@
-"""Long grace: a node that is cut off ends its ranks before others take their place, whatever `--grace` says.
+"""Long grace: a node that is cut off kills its ranks before they are replaced, whatever `--grace` is.
 
-Ranks here are deaf to SIGTERM and have five minutes. Real agents, on lines that are severed.
+Ranks here ignore SIGTERM and have a grace period of five minutes. Agents are real, and their connections are
+severed.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ def finish(ground, lead, num_worlds=2):
     assert len(ground.check_one_world()) == num_worlds
 
 
-def test_a_follower_that_is_cut_off(tmp_path):
+def test_follower_that_is_cut_off(tmp_path):
     with open_ground(tmp_path, nodes=2, min_nodes=2) as ground:
         lead = ground.start_all()
         ground.sever(1)
         ground.lines.pop(1)
         ground.lead_to(lead, 1)
-        ground.start("1-again", 1)  # at once: sooner than Kubernetes ever would
+        ground.start("1-again", 1)  # sooner than Kubernetes ever would
         ground.wait_for_ranks(1, 2, 40)
         finish(ground, lead)
 
 
-def test_a_lead_that_is_cut_off(tmp_path):
+def test_lead_that_is_cut_off(tmp_path):
     with open_ground(tmp_path, nodes=2, min_nodes=2) as ground:
         ground.start_all()
         ground.sever(1)
@@ -44,8 +45,8 @@ def test_a_lead_that_is_cut_off(tmp_path):
         finish(ground, other)
 
 
-def test_a_cut_while_ranks_have_their_grace(tmp_path):
-    """They were asked to end for another reason, and the cut comes when they have minutes left."""
+def test_cut_during_the_grace_period(tmp_path):
+    """The attempt is already stopping, with minutes of grace remaining, when the network is cut."""
     with open_ground(tmp_path, nodes=2, min_nodes=2) as ground:
         lead = ground.start_all()
         follower = ground.agents["1"]
@@ -60,8 +61,8 @@ def test_a_cut_while_ranks_have_their_grace(tmp_path):
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_node_that_leaves_keeps_its_grace_and_its_place(tmp_path, index):
-    """It is not cut off: nobody starts before its last rank has ended by itself."""
+def test_stopping_node_that_is_not_cut_off_keeps_its_grace(tmp_path, index):
+    """The next attempt starts only after the node's last rank has exited by itself."""
     with open_ground(tmp_path, nodes=2, min_nodes=1, grace_s=6.0) as ground:
         lead = ground.start_all()
         leaving = ground.agents[str(index)]
@@ -73,5 +74,5 @@ def test_a_node_that_leaves_keeps_its_grace_and_its_place(tmp_path, index):
         leaving.process.wait(30)
         finish(ground, lead)
         first, second = sorted(ground.spans().values())
-        assert first[1] - first[0] > 5.0  # it was not cut short
+        assert first[1] - first[0] > 5.0  # the grace period was not shortened
         assert second[0] > first[1]

@@ -1,4 +1,4 @@
-"""What ranks, nodes and clients say over sockets is measured before it is believed."""
+"""Messages of ranks, nodes and clients are validated and bounded before they are used."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ REPORT = {"type": "report", "rank": 0, "attempt": 0, "step": 1, "total": 2, "at_
         json.dumps({**REPORT, "at_s": float("inf"), "metrics": {}}).encode(),
     ],
 )
-def test_a_malformed_report_is_nobodys(data):
+def test_malformed_report_is_refused(data):
     with pytest.raises(ProtocolError):
         read_message(data)
 
 
-def test_a_report_is_read():
+def test_report_is_read():
     report = {**REPORT, "metrics": {"loss": 0.5, "name": "x", "none": None}}
     assert read_message(json.dumps(report).encode()).to_header() == report
 
@@ -45,7 +45,7 @@ def test_a_report_is_read():
 @pytest.mark.parametrize(
     "has", [[], "x", {"a": -1}, {"a": 1.5}, {"a": True}, {"a": 1 << 70}, {"a": None}, {"a": {}}]
 )
-def test_a_malformed_list_in_a_hello_is_refused(has):
+def test_malformed_file_list_in_hello_is_refused(has):
     hello = make_hello(role="client", job_id="a-1").to_header()
     with pytest.raises(ProtocolError):
         check_hello({**hello, "has": has}, job_id="a-1")
@@ -63,7 +63,7 @@ def test_a_malformed_list_in_a_hello_is_refused(has):
         {"path": 3, "offset": 0},
     ],
 )
-def test_a_malformed_piece_is_refused(header):
+def test_malformed_file_piece_is_refused(header):
     with pytest.raises(ProtocolError):
         read_piece(FilePiece.read(header), b"x")
 

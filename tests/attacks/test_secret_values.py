@@ -1,7 +1,8 @@
-"""A secret value is searched in all that others may read of a job: it is in the job's own Secret alone.
+"""Attack: searching for a secret value in everything that others may read of a job.
 
-Not in an export for reading, not in labels, annotations, events, variables and words of pods, their logs, or
-other objects. Arguments of a command may be secrets too: of a command line only the program's name is shown.
+Only the job's own Secret may contain it. Searched are exports, labels, annotations, events, variables, last
+words of pods, logs and other objects. Command arguments may be secrets too, so only the program's name is
+shown.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ WORKS = {
 
 
 @pytest.mark.parametrize("kind", WORKS)
-def test_arguments_are_in_no_object_but_the_secret(kind):
+def test_arguments_are_only_in_the_secret(kind):
     work, shown = WORKS[kind]
     plan = make_pod_plan(work=work, nodes=2)
     files = FILES.add_own({"env.TOKEN": VALUE.encode()})
@@ -57,7 +58,7 @@ def ground(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def read_all_but_secrets(ground: Space) -> str:
-    """Everything in the namespace that is no Secret, and what pods have printed."""
+    """Return all objects of the namespace except Secrets, and the logs of the pods."""
     kinds = (JOBS, PODS, SERVICES, NETWORK_POLICIES, EVENTS)
     objects = [json.dumps(ground.api.list(kind)) for kind in kinds]
     pods = [pod["metadata"]["name"] for pod in ground.api.list(PODS, labels=names.LABEL_JOB)]
@@ -65,19 +66,21 @@ def read_all_but_secrets(ground: Space) -> str:
 
 
 @pytest.mark.cluster
-def test_in_a_cluster_too(ground, monkeypatch):
+def test_secret_values_in_a_cluster(ground, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", VALUE)
     compute = wl.Compute(name="keeper", inactivity_ttl="5m", secrets=[wl.Secret("hf")]).up()
     ref = compute.nodes().ref
     job = wl.submit(["sh", "-c", f"test {VALUE} && sleep 600"])
     wait_for(lambda: job.status().phase.value == "running", "it runs")
     seen = read_all_but_secrets(ground)
-    assert job.id in seen, "it was looked at while it ran"
+    assert job.id in seen, "the job was running"
     assert ref.job_id in seen
     encoded = base64.b64encode(VALUE.encode()).decode()
     assert VALUE not in seen
     assert encoded not in seen
-    assert encoded in json.dumps(ground.api.get(SECRETS, ref.job_id)), "where it is"
+    assert encoded in json.dumps(ground.api.get(SECRETS, ref.job_id)), (
+        "the job's own Secret has the value"
+    )
     job.cancel(now=True)
     job.wait(60)
     compute.teardown()

@@ -1,6 +1,6 @@
-"""Attack: looking for the value of a secret in whatever others may see, or what stays behind.
+"""Attack: searching for a secret value in everything that others may see and in what a job leaves behind.
 
-Plans, arguments of processes, logs, status and its events, errors, and every file below the home.
+Searched are plans, process arguments, logs, status with its events, errors, and every file below the home.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _windlass(cwd: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_secret_of_a_compute_is_nowhere_but_in_its_ranks(tmp_path, home, value, monkeypatch):
+def test_secret_of_a_compute_is_only_in_its_ranks(tmp_path, home, value, monkeypatch):
     import hashlib
 
     monkeypatch.setenv("WINDLASS_ENGINE", "local")
@@ -75,21 +75,21 @@ def test_a_secret_of_a_compute_is_nowhere_but_in_its_ranks(tmp_path, home, value
     try:
         digest, shown = ran.stdout.split()
         assert digest == hashlib.sha256(value.encode()).hexdigest()
-        assert shown == "[]"  # in nobody's arguments
+        assert shown == "[]"  # no process has it in its arguments
         assert value not in ran.stdout + ran.stderr
         [job] = [path.name for path in (home / "jobs").iterdir()]
         for argv in (["ls", "--json"], ["status", job, "--json"], ["logs", job], ["why", job],
                      ["compute", "ls"], ["config"]):  # fmt: skip
-            told = _windlass(project, *argv)
-            assert value not in told.stdout + told.stderr, argv
+            shown_output = _windlass(project, *argv)
+            assert value not in shown_output.stdout + shown_output.stderr, argv
     finally:
         ended = _windlass(project, "cancel", job, "--now")
     assert ended.returncode == 0, ended.stderr
     assert files_with(home, value) == []
 
 
-def test_a_secret_that_cannot_be_sent_is_not_in_the_error(tmp_path, value, monkeypatch):
-    """A name that no variable may have: who is told so is not told the value."""
+def test_invalid_secret_name_does_not_reveal_the_value(tmp_path, value, monkeypatch):
+    """The error names a variable that is not allowed, without its value."""
     import windlass as wl
 
     monkeypatch.setenv("WINDLASS_ENGINE", "local")

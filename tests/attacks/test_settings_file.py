@@ -1,4 +1,4 @@
-"""Attack: somebody else puts a settings file above a project, which names a program to run as `python`."""
+"""Attack: another user puts a settings file above a project that names a program to run as `python`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILES = {
 
 @pytest.fixture
 def program(stranger):
-    """What the stranger wants to be run: it leaves a mark."""
+    """Write the program that the stranger wants to run. It creates a file when it runs."""
     stranger.home.chmod(0o777)
     mark = stranger.home / "mark"
     return mark, stranger.write("evil", f"#!/bin/sh\necho ran as $(id -u) > {mark}\n", mode=0o755)
@@ -25,7 +25,7 @@ def program(stranger):
 
 @pytest.fixture
 def project(victim):
-    """A project in a folder that everybody shares."""
+    """Return a project in a folder that all users share."""
     victim.home.chmod(0o755)
     (victim.home / "scratch").mkdir()
     folder = victim.mkdir(victim.home / "scratch" / "project")
@@ -34,7 +34,7 @@ def project(victim):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_of_somebody_else_above_a_project_is_ignored_and_that_is_said(
+def test_file_of_another_user_above_the_project_is_ignored(
     victim, stranger, program, project, name
 ):
     mark, path = program
@@ -43,13 +43,11 @@ def test_a_file_of_somebody_else_above_a_project_is_ignored_and_that_is_said(
     assert ran.returncode == 0, ran.stderr
     assert "hello" in ran.stdout
     assert not mark.exists()
-    said = f"{settings} is ignored: {settings} belongs to another user (uid {stranger.uid})"
-    assert ran.stderr.count(said) == 1
+    message = f"{settings} is ignored: {settings} belongs to another user (uid {stranger.uid})"
+    assert ran.stderr.count(message) == 1
 
 
-def test_a_file_of_somebody_else_in_the_project_itself_is_ignored(
-    victim, stranger, program, project
-):
+def test_file_of_another_user_in_the_project_is_ignored(victim, stranger, program, project):
     mark, path = program
     settings = stranger.write(
         "windlass.toml", FILES["windlass.toml"].format(program=path), folder=project
@@ -60,9 +58,7 @@ def test_a_file_of_somebody_else_in_the_project_itself_is_ignored(
     assert f"{settings} is ignored" in ran.stderr
 
 
-def test_a_link_that_leads_to_a_file_of_somebody_else_is_ignored(
-    victim, stranger, program, project
-):
+def test_link_to_a_file_of_another_user_is_ignored(victim, stranger, program, project):
     mark, path = program
     theirs = stranger.write("windlass.toml", FILES["windlass.toml"].format(program=path))
     (project / "windlass.toml").symlink_to(theirs)
@@ -71,8 +67,8 @@ def test_a_link_that_leads_to_a_file_of_somebody_else_is_ignored(
     assert not mark.exists()
 
 
-def test_a_link_of_somebody_else_that_leads_to_a_file_of_ours_is_ignored(victim, stranger, project):
-    """Which of our files is read is not for others to choose."""
+def test_link_of_another_user_to_our_file_is_ignored(victim, stranger, project):
+    """Other users may not choose which of our files is read."""
     ours = victim.write("other.toml", "nodes = 4\n")
     link = project / "windlass.toml"
     link.symlink_to(ours)
@@ -84,9 +80,7 @@ def test_a_link_of_somebody_else_that_leads_to_a_file_of_ours_is_ignored(victim,
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_pipe_that_somebody_left_in_place_of_the_file_keeps_nobody(
-    victim, stranger, project, name
-):
+def test_pipe_of_another_user_does_not_block(victim, stranger, project, name):
     os.mkfifo(project / name)
     stranger.give(project / name)
     ran = victim.windlass("run", "hello.py", cwd=project)
@@ -94,14 +88,14 @@ def test_a_pipe_that_somebody_left_in_place_of_the_file_keeps_nobody(
     assert f"{project / name} is ignored" in ran.stderr
 
 
-def test_a_link_to_a_device_is_ignored(tmp_path, caplog):
-    """/dev/zero belongs to root, and has no end."""
+def test_link_to_a_device_is_ignored(tmp_path, caplog):
+    """/dev/zero belongs to root, so the owner check passes, and reading it never ends."""
     (tmp_path / "windlass.toml").symlink_to("/dev/zero")
     assert _read(tmp_path).nodes == 1
     assert "windlass.toml is not a plain file" in caplog.text
 
 
-def test_a_config_file_of_somebody_else_is_ignored(victim, stranger, program, project):
+def test_config_file_of_another_user_is_ignored(victim, stranger, program, project):
     mark, path = program
     config = stranger.mkdir(victim.home / "config", 0o755)
     (config / "windlass").mkdir()
@@ -113,8 +107,8 @@ def test_a_config_file_of_somebody_else_is_ignored(victim, stranger, program, pr
     assert f"{settings} is ignored" in ran.stderr
 
 
-def test_files_of_ours_and_of_root_are_read(victim, project):
-    (project.parent / "windlass.toml").write_text("nodes = 3\n")  # root's
+def test_files_of_user_and_root_are_read(victim, project):
+    (project.parent / "windlass.toml").write_text("nodes = 3\n")  # owned by root
     shown = victim.windlass("config", cwd=project)
     assert str(project.parent / "windlass.toml") in shown.stdout, shown.stderr
     victim.write("windlass.toml", "nodes = 4\n", folder=project)
@@ -134,8 +128,8 @@ def _make_shared(tmp_path: Path, mode: int) -> Path:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
-def test_the_search_stops_at_a_folder_that_everybody_may_write_to(tmp_path, caplog, mode):
-    """Also for files of our own: who can write there can bring one here that we left elsewhere."""
+def test_search_stops_at_a_world_writable_folder(tmp_path, caplog, mode):
+    """This includes our own files, because another user could have moved one there."""
     shared = _make_shared(tmp_path, mode)
     for folder, nodes in ((shared, 3), (tmp_path, 4)):
         (folder / "windlass.toml").write_text(f"nodes = {nodes}\n")
@@ -146,20 +140,20 @@ def test_the_search_stops_at_a_folder_that_everybody_may_write_to(tmp_path, capl
         )
 
 
-def test_a_file_of_ours_where_we_are_is_read_wherever_that_is(tmp_path, caplog):
+def test_own_file_in_the_working_directory_is_read(tmp_path, caplog):
     shared = _make_shared(tmp_path, 0o1777)
     (shared / "windlass.toml").write_text("nodes = 3\n")
     assert _read(shared).nodes == 3
     assert caplog.text == ""
 
 
-def test_a_folder_that_only_its_group_may_write_to_is_searched(tmp_path):
+def test_group_writable_folder_is_searched(tmp_path):
     shared = _make_shared(tmp_path, 0o775)
     (shared / "windlass.toml").write_text("nodes = 3\n")
     assert _read(shared / "project").nodes == 3
 
 
-def test_nothing_is_said_where_nothing_is_ignored(tmp_path, caplog):
+def test_nothing_is_logged_if_no_file_is_ignored(tmp_path, caplog):
     shared = _make_shared(tmp_path, 0o777)
     assert _read(shared / "project").nodes == 1
     assert caplog.text == ""

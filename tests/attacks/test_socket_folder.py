@@ -1,7 +1,7 @@
-"""Attack: somebody else's process listens where a client looks for its lead, to hear secrets and to answer.
+"""Attack: another user's process listens where a client looks for its lead, to read secrets and to answer.
 
-Sockets lie in the temporary folder. Where exactly is kept in the job's own folder, and whose folder and whose
-process it is, is looked at before the first word.
+Sockets are in the temporary folder, and the job's own folder records the exact path. Clients check the owner
+of the folder and of the process before they send anything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 while not Path("flag").exists():
     time.sleep(0.05)
 """
-# Says "up" when it listens, and then how many bytes it was told.
+# Prints "up" when it listens, and then the number of bytes it received.
 LISTEN = """
 import socket, sys
 server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -53,7 +53,7 @@ def _listening(user, path: Path):
 
 @pytest.fixture
 def job(tmp_path):
-    """A job's folder whose sockets are in a folder of ours."""
+    """Yield a job folder whose sockets are in a folder of ours."""
     folder = JobFolder(tmp_path / "job")
     folder.path.mkdir()
     with tempfile.TemporaryDirectory(prefix="wl") as made:
@@ -62,7 +62,7 @@ def job(tmp_path):
         yield folder
 
 
-def test_a_client_with_another_tmpdir_finds_the_lead_and_not_who_waits_there(victim, stranger):
+def test_client_with_another_tmpdir_finds_its_lead(victim, stranger):
     script = victim.write("stay.py", STAY)
     submitted = victim.windlass("run", "--detach", str(script))
     assert submitted.returncode == 0, submitted.stderr
@@ -75,11 +75,11 @@ def test_a_client_with_another_tmpdir_finds_the_lead_and_not_who_waits_there(vic
         (folder / "lead.sock").chmod(0o777)
         ended = victim.windlass("cancel", job_id, TMPDIR=str(trap))
         assert ended.returncode == 0, ended.stderr
-        assert fake.poll() is None  # nobody has called there
+        assert fake.poll() is None  # the fake has received no connection
     assert '"cancelled"' in victim.windlass("status", job_id, "--json").stdout
 
 
-def test_a_folder_of_sockets_that_somebody_else_put_there_is_refused_by_name(job, stranger):
+def test_socket_folder_of_another_user_is_refused_by_name(job, stranger):
     sockets = find_socket_folder(job)
     sockets.rmdir()
     stranger.mkdir(sockets, 0o755)
@@ -90,7 +90,7 @@ def test_a_folder_of_sockets_that_somebody_else_put_there_is_refused_by_name(job
         assert fake.poll() is None
 
 
-def test_a_folder_of_sockets_below_one_of_somebody_else_is_refused_by_name(job, stranger):
+def test_socket_folder_below_a_foreign_folder_is_refused_by_name(job, stranger):
     parent = find_socket_folder(job).parent
     stranger.give(parent)
     with pytest.raises(EngineError, match=f"{parent} belongs to another user"):
@@ -98,7 +98,7 @@ def test_a_folder_of_sockets_below_one_of_somebody_else_is_refused_by_name(job, 
     os.chown(parent, os.geteuid(), -1)
 
 
-def test_a_link_to_another_folder_of_sockets_is_refused_by_name(job, tmp_path):
+def test_socket_folder_that_is_a_link_is_refused_by_name(job, tmp_path):
     sockets = find_socket_folder(job)
     sockets.rmdir()
     (tmp_path / "other").mkdir(mode=0o700)
@@ -109,17 +109,17 @@ def test_a_link_to_another_folder_of_sockets_is_refused_by_name(job, tmp_path):
     sockets.mkdir()
 
 
-def test_a_process_of_somebody_else_is_told_nothing(job, stranger):
-    """The folder is ours, but the socket in it was brought there."""
+def test_nothing_is_sent_to_a_process_of_another_user(job, stranger):
+    """The folder is ours, but another user's socket was moved into it."""
     theirs = stranger.home / "lead.sock"
     with _listening(stranger, theirs) as fake:
         theirs.rename(find_socket_folder(job) / "lead.sock")
         with pytest.raises(EngineError, match=rf"another user \(uid {stranger.uid}\) listens"):
             dial_lead(job)
-        assert fake.stdout.readline() == "0\n"  # it was hung up on without a word
+        assert fake.stdout.readline() == "0\n"  # the client disconnected without sending anything
 
 
-def test_a_process_of_our_own_is_spoken_to(job):
+def test_own_process_is_accepted(job):
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with contextlib.closing(server):
         server.bind(str(find_socket_folder(job) / "lead.sock"))
@@ -130,7 +130,7 @@ def test_a_process_of_our_own_is_spoken_to(job):
                 assert accepted.recv(5) == b"hello"
 
 
-def test_where_the_system_cannot_say_whose_process_it_is_the_folder_must_do(monkeypatch):
+def test_only_the_folder_is_checked_without_peer_credentials(monkeypatch):
     monkeypatch.delattr(socket, "SO_PEERCRED", raising=False)
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -138,18 +138,18 @@ def test_where_the_system_cannot_say_whose_process_it_is_the_folder_must_do(monk
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
-def test_every_folder_below_the_home_is_closed_whatever_the_umask(victim, umask):
+def test_folders_below_the_home_are_private_with_any_umask(victim, umask):
     script = victim.write("hello.py", "print('hello')")
     home = victim.home / "own"
     ran = victim.windlass("run", "--nodes", "2", str(script), umask=umask, WINDLASS_HOME=str(home))
     assert ran.returncode == 0, ran.stderr
     folders = [Path(top) for top, _, _ in os.walk(home)]
-    assert len(folders) >= 4  # itself, jobs, the job, its attempt
+    assert len(folders) >= 4  # the home, jobs, the job, its attempt
     modes = {str(folder): oct(stat.S_IMODE(folder.stat().st_mode)) for folder in folders}
     assert set(modes.values()) == {oct(0o700)}, modes
 
 
-def test_a_home_that_was_there_keeps_its_mode(victim):
+def test_existing_home_keeps_its_mode(victim):
     script = victim.write("hello.py", "print('hello')")
     home = victim.mkdir(victim.home / "own", 0o755)
     assert victim.windlass("run", str(script), WINDLASS_HOME=str(home)).returncode == 0
@@ -157,8 +157,8 @@ def test_a_home_that_was_there_keeps_its_mode(victim):
     assert stat.S_IMODE((home / "jobs").stat().st_mode) == 0o700
 
 
-def test_jobs_of_somebody_else_in_our_home_are_refused_by_name(victim, stranger):
-    """Their results would be unpickled."""
+def test_foreign_jobs_folder_in_our_home_is_refused_by_name(victim, stranger):
+    """Without the check, the client would unpickle results of the other user."""
     script = victim.write("hello.py", "print('hello')")
     home = victim.mkdir(victim.home / "own")
     stranger.mkdir(home / "jobs", 0o777)
@@ -169,8 +169,8 @@ def test_jobs_of_somebody_else_in_our_home_are_refused_by_name(victim, stranger)
     wait_for(lambda: not list((home / "jobs").iterdir()), "nothing was put there", 5.0)
 
 
-def test_folders_above_the_home_that_are_made_for_it_are_closed_too(victim):
-    """Who may write to ~/.local could put something else in the place of what is below it."""
+def test_new_folders_above_the_home_are_private(victim):
+    """A user who may write to ~/.local could replace what is below it."""
     script = victim.write("hello.py", "print('hello')")
     ran = victim.windlass("run", str(script), umask=0)
     assert ran.returncode == 0, ran.stderr
@@ -178,8 +178,8 @@ def test_folders_above_the_home_that_are_made_for_it_are_closed_too(victim):
     assert {oct(stat.S_IMODE(folder.stat().st_mode)) for folder in made} == {oct(0o700)}
 
 
-def test_a_home_that_root_has_worked_in_is_refused_with_what_to_do(victim):
-    """As after one `sudo windlass run` that kept $HOME."""
+def test_home_created_by_root_is_refused_with_a_hint(victim):
+    """One `sudo windlass run` that keeps $HOME leaves such a home."""
     script = victim.write("hello.py", "print('hello')")
     roots = victim.home / ".local" / "state" / "windlass"
     roots.mkdir(parents=True)
@@ -191,8 +191,8 @@ def test_a_home_that_root_has_worked_in_is_refused_with_what_to_do(victim):
         assert "WINDLASS_HOME" in ran.stderr
 
 
-def test_a_home_on_a_file_system_without_modes_is_used(tmp_path, monkeypatch):
-    """As on some network disks, where chmod is refused also to the owner."""
+def test_home_on_a_file_system_without_modes_is_used(tmp_path, monkeypatch):
+    """Some network disks refuse chmod even to the owner."""
 
     def refuse(path, mode):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)

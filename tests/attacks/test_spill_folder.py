@@ -1,6 +1,6 @@
-"""Attack: somebody else makes the folder in shared memory first, and puts pickles there for us to load.
+"""Attack: another user creates the folder in shared memory first, and puts pickles there for us to load.
 
-Large arguments and results of calls lie in /dev/shm, where everybody may write and names can be read by all.
+Large arguments and results of calls are in /dev/shm, where all users may write and list names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _parent(user) -> Path:
     return Path(f"/dev/shm/windlass-{user.uid}")
 
 
-def test_payloads_lie_in_a_folder_that_nobody_else_can_enter(victim, stranger):
+def test_payload_folder_is_private(victim, stranger):
     ran = victim.python(CALL.replace("teardown()", "name"))
     assert "answer 3145728" in ran.stdout, ran.stderr
     folders = [_parent(victim), *_parent(victim).iterdir()]
@@ -44,14 +44,14 @@ def test_payloads_lie_in_a_folder_that_nobody_else_can_enter(victim, stranger):
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o777])
-def test_a_folder_that_somebody_else_made_first_is_not_used(victim, stranger, mode):
+def test_folder_of_another_user_is_not_used(victim, stranger, mode):
     stranger.mkdir(_parent(victim), mode)
     ran = victim.python(CALL)
     assert "answer 3145728" in ran.stdout, ran.stderr
-    assert list(_parent(victim).iterdir()) == []  # nothing of ours was put there
+    assert list(_parent(victim).iterdir()) == []  # no payload was put there
 
 
-def test_a_link_is_not_followed(victim, stranger):
+def test_link_of_another_user_is_not_followed(victim, stranger):
     theirs = stranger.mkdir(Path(f"/dev/shm/windlass-{stranger.uid}"), 0o777)
     _parent(victim).symlink_to(theirs)
     stranger.give(_parent(victim))
@@ -61,7 +61,7 @@ def test_a_link_is_not_followed(victim, stranger):
 
 
 @pytest.mark.parametrize("is_link", [False, True])
-def test_a_folder_of_our_own_that_others_can_enter_is_not_used(tmp_path, monkeypatch, is_link):
+def test_own_folder_that_others_can_enter_is_not_used(tmp_path, monkeypatch, is_link):
     monkeypatch.setattr("windlass.wire.payloads._SHARED_MEMORY", str(tmp_path))
     mine = tmp_path / f"windlass-{os.geteuid()}"
     if is_link:
@@ -84,7 +84,7 @@ def test_only_the_payloads_of_this_job_are_removed(tmp_path, monkeypatch):
     ]
 
 
-def test_without_shared_memory_payloads_lie_beside_the_sockets(tmp_path, monkeypatch):
+def test_payloads_are_beside_the_sockets_without_shared_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("windlass.wire.payloads._SHARED_MEMORY", str(tmp_path / "none"))
     spill = make_spill("job-0", tmp_path)
     assert spill == tmp_path / "payloads"

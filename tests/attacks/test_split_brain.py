@@ -1,8 +1,8 @@
-"""Split brain: however the network of a job is cut, at most one of its attempts ever has ranks.
+"""Split brain: however the network of a job is cut, at most one attempt has ranks at any time.
 
-Real agents on this machine, on lines that are severed and healed. Their ranks are deaf to SIGTERM and have
-five minutes of grace, and each notes when it lived. On a cluster the same is tried with pods:
-test_split_brain_cluster.py.
+Real agents on this machine, with connections that are severed and healed. Their ranks ignore SIGTERM, have
+five minutes of grace, and record when they were alive. test_split_brain_cluster.py does the same with pods of
+a cluster.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ NO_MAJORITY = "not more than half"
 
 
 def replace(ground, *indexes, losses=1):
-    """What Kubernetes does for pods it cannot see: others of the same index, and the lead's own first."""
+    """Replace pods as Kubernetes does when it cannot reach them, starting with the lead.
+
+    The new pods have the indexes of the old ones.
+    """
     lead = ground.start("0-again", 0, num_losses=losses)
     for index in indexes:
-        ground.lines.pop(index)  # a line of its own: the old one's stays severed
+        ground.lines.pop(index)  # its own connection, because the old agent's stays severed
         ground.lead_to(lead, index)
         ground.start(f"{index}-again", index)
     return lead
 
 
-def is_told(agent, text=NO_MAJORITY):
+def has_message(agent, text=NO_MAJORITY):
     return any(text in message for message in agent.messages("OneWorld"))
 
 
@@ -40,31 +43,33 @@ def finish(ground, lead):
     return lead.status()
 
 
-def test_of_two_halves_neither_goes_on_until_the_network_heals(tmp_path):
+def test_neither_half_continues_until_the_network_heals(tmp_path):
     with open_ground(tmp_path) as ground:
         lead = ground.start_all()
         ground.sever(2, 3)
-        wait_for(lambda: is_told(lead), "it says that it is only half", 60)
+        wait_for(lambda: has_message(lead), "it reports that it has only half", 60)
         assert "only 2 of the 4 nodes of attempt 0 are here" in lead.messages("OneWorld")[-1]
         assert "node 2, node 3" in lead.messages("OneWorld")[-1]
         assert ground.num_ranks(1) == 0
         ground.heal(2, 3)
-        ground.wait_for_ranks(1, 3)  # with the first of them they are more than half
+        ground.wait_for_ranks(1, 3)  # one of them is enough for more than half
         assert finish(ground, lead).phase is Phase.SUCCEEDED
         assert len(ground.check_one_world()) == 2
 
 
-def test_of_two_halves_with_a_lead_each_neither_goes_on(tmp_path):
-    """The half without the lead gets another one, and all the nodes it lacks; even so it waits."""
+def test_neither_half_with_its_own_lead_continues(tmp_path):
+    """The half without the lead gets a new lead and all missing nodes, and must still wait."""
     with open_ground(tmp_path, join_timeout_s=25.0) as ground:
         lead = ground.start_all()
         far = [ground.lines[index] for index in (2, 3)]
         ground.sever(2, 3)
         other = replace(ground, 1)
-        for line in far:  # beyond the cut they find the new lead
+        for line in far:  # these agents now reach the new lead
             line.divert(other.port)
         for one in (lead, other):
-            wait_for(lambda one=one: is_told(one), f"{one.name} says that it is only half", 60)
+            wait_for(
+                lambda one=one: has_message(one), f"{one.name} reports that it has only half", 60
+            )
         for one in (lead, other):
             wait_for(lambda one=one: one.status().phase.is_final, f"{one.name} gives up", 60)
             assert one.status().phase is Phase.FAILED
@@ -74,7 +79,7 @@ def test_of_two_halves_with_a_lead_each_neither_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("far", [(3,), (1, 2, 3)], ids=["with the lead", "without the lead"])
-def test_of_two_parts_the_larger_one_goes_on_alone(tmp_path, far):
+def test_only_the_larger_part_continues(tmp_path, far):
     with open_ground(tmp_path, min_nodes=1) as ground:
         lead = ground.start_all()
         lines = [ground.lines[index] for index in far]
@@ -84,15 +89,15 @@ def test_of_two_parts_the_larger_one_goes_on_alone(tmp_path, far):
             line.divert(other.port)
         larger, smaller = (other, lead) if len(far) == 3 else (lead, other)
         ground.wait_for_ranks(1, 3)
-        wait_for(lambda: is_told(smaller), "the smaller one says what it waits for", 60)
+        wait_for(lambda: has_message(smaller), "the smaller part reports why it waits", 60)
         assert finish(ground, larger).phase is Phase.SUCCEEDED
         assert smaller.status().phase is Phase.STARTING
         assert ground.check_one_world()[0].startswith("0-")
         assert len(ground.spans()) == 2
 
 
-def test_of_two_nodes_that_replaced_others_neither_counts(tmp_path):
-    """Three nodes, of which the lead keeps one: the third gets a new lead and peer, and is still alone."""
+def test_replacement_nodes_do_not_count(tmp_path):
+    """The lead keeps one other node of three. The third node gets a new lead and peer but no majority."""
     with open_ground(tmp_path, nodes=3) as ground:
         lead = ground.start_all()
         far = ground.lines[2]
@@ -100,19 +105,19 @@ def test_of_two_nodes_that_replaced_others_neither_counts(tmp_path):
         other = replace(ground, 1)
         far.divert(other.port)
         ground.wait_for_ranks(1, 2)
-        wait_for(lambda: is_told(other), "the other lead waits", 60)
+        wait_for(lambda: has_message(other), "the other lead waits", 60)
         assert "only 1 of the 3 nodes of attempt 0" in other.messages("OneWorld")[-1]
         assert finish(ground, lead).phase is Phase.SUCCEEDED
         ground.check_one_world()
         assert len(ground.spans()) == 2
 
 
-def test_half_of_the_nodes_are_replaced_and_their_lead_goes_on(tmp_path):
-    """All nodes are there again: nobody else can have the half that kept its lead."""
+def test_lead_continues_when_half_of_its_nodes_are_replaced(tmp_path):
+    """All nodes are present again, and no other lead can have the half that kept its lead."""
     with open_ground(tmp_path) as ground:
         lead = ground.start_all()
         ground.sever(2, 3)
-        wait_for(lambda: is_told(lead), "it says that it is only half", 60)
+        wait_for(lambda: has_message(lead), "it reports that it has only half", 60)
         for index in (2, 3):
             ground.lines.pop(index)
             ground.lead_to(lead, index)
@@ -122,8 +127,8 @@ def test_half_of_the_nodes_are_replaced_and_their_lead_goes_on(tmp_path):
         assert len(ground.check_one_world()) == 2
 
 
-def test_nodes_that_leave_do_not_count_any_more(tmp_path):
-    """They say that they go, and that their ranks are dead: that is no cut, and half are enough."""
+def test_nodes_that_left_are_not_counted(tmp_path):
+    """Leaving nodes report that their ranks are dead. This is not a cut, so half of the nodes are enough."""
     with open_ground(tmp_path, min_nodes=1, grace_s=0.5) as ground:
         lead = ground.start_all()
         for name in ("2", "3"):
@@ -133,8 +138,8 @@ def test_nodes_that_leave_do_not_count_any_more(tmp_path):
         assert len(ground.check_one_world()) == 2
 
 
-def test_a_node_that_is_told_to_stop_after_the_cut_says_farewell_to_whoever_leads(tmp_path):
-    """Beyond a healed cut the old half is ended; the new lead hears of it, and goes on."""
+def test_stopped_node_says_farewell_to_the_current_lead(tmp_path):
+    """The network has healed when the old half is stopped. The new lead gets the farewells and continues."""
     with open_ground(tmp_path, grace_s=0.5) as ground:
         ground.start_all()
         near, far = ground.lines[1], [ground.lines[index] for index in (2, 3)]
@@ -142,7 +147,7 @@ def test_a_node_that_is_told_to_stop_after_the_cut_says_farewell_to_whoever_lead
         other = replace(ground, 1)
         for line in far:
             line.divert(other.port)
-        wait_for(lambda: is_told(other), "the other lead says that it has only half", 60)
+        wait_for(lambda: has_message(other), "the other lead reports that it has only half", 60)
         ground.lines[0].target = near.target = other.port  # the network heals
         near.sever()
         near.divert(other.port)
@@ -153,8 +158,8 @@ def test_a_node_that_is_told_to_stop_after_the_cut_says_farewell_to_whoever_lead
         assert len(ground.check_one_world()) == 2
 
 
-def test_agents_that_died_hold_nobody_up_for_long(tmp_path):
-    """The others go on without them, or with those that come in their place."""
+def test_dead_agents_do_not_block_the_others_for_long(tmp_path):
+    """The other agents continue without the dead ones, or with their replacements."""
     with open_ground(tmp_path, grace_s=0.5) as ground:
         lead = ground.start_all()
         for index in (2, 3):
@@ -165,7 +170,7 @@ def test_agents_that_died_hold_nobody_up_for_long(tmp_path):
         ground.check_one_world()
 
 
-def test_a_lead_that_died_is_followed_by_another(tmp_path):
+def test_dead_lead_is_replaced(tmp_path):
     with open_ground(tmp_path, nodes=3, min_nodes=2) as ground:
         lead = ground.start_all()
         lead.kill()
@@ -176,8 +181,11 @@ def test_a_lead_that_died_is_followed_by_another(tmp_path):
         ground.check_one_world()
 
 
-def test_a_farewell_tells_of_later_attempts_too(tmp_path):
-    """The half that kept its lead went on with others: who leaves it gives the old half no majority."""
+def test_farewell_names_later_attempts(tmp_path):
+    """The half that kept its lead has continued with new nodes.
+
+    A node that leaves it must not give the old half a majority.
+    """
     with open_ground(tmp_path, grace_s=0.5) as ground:
         lead = ground.start_all()
         near, far = ground.lines[1], [ground.lines[index] for index in (2, 3)]
@@ -188,9 +196,9 @@ def test_a_farewell_tells_of_later_attempts_too(tmp_path):
             ground.start(f"{index}-again", index)
         ground.wait_for_ranks(1, 4, 60)
         other = replace(ground, 1)
-        for line in far:  # beyond the cut they find the new lead
+        for line in far:  # these agents now reach the new lead
             line.divert(other.port)
-        wait_for(lambda: is_told(other), "the other lead says that it has only half", 60)
+        wait_for(lambda: has_message(other), "the other lead reports that it has only half", 60)
         near.sever()
         near.divert(other.port)
         wait_for(lambda: "the lead is gone" in ground.log("1"), "node 1 has lost its lead", 60)

@@ -1,4 +1,4 @@
-"""Split brain, and long grace, with pods: packets between some pods of one job are dropped, no others."""
+"""Split brain and long grace with pods. Only packets between some pods of one job are dropped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RANK = Path(__file__).parent / "noting_rank.py"
 
 
 def find_pid(uid):
-    """The agent of a pod, if it runs on this machine and we may see it."""
+    """Return the PID of a pod's agent, or None if it runs elsewhere or is hidden from us."""
     needle = f"{names.POD_UID}={uid}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -35,7 +35,7 @@ def find_pid(uid):
 
 
 class Cut:
-    """Drops what goes between the pods of two groups, in the pods' own networks."""
+    """Network cut that drops packets between two groups of pods, in the pods' own network namespaces."""
 
     def __init__(self, one, other):
         self._rules = [
@@ -113,33 +113,35 @@ def finish(shared, job):
     assert count(shared, 2) == 0
 
 
-def test_halves_of_a_job_that_do_not_see_each_other_wait(space, shared):
+def test_separated_halves_of_a_job_wait(space, shared):
     job = start(shared, 4, nodes="2:4")
     pods = pods_of(space, job)
     with Cut(pods[:2], pods[2:]):
-        is_told = lambda: "OneWorld" in [c.reason for c in job.status().conditions]  # noqa: E731
-        wait_for(is_told, "the status says so", 60)
+        is_reported = lambda: "OneWorld" in [c.reason for c in job.status().conditions]  # noqa: E731
+        wait_for(is_reported, "the status has the condition", 60)
         half = "only 2 of the 4 nodes of attempt 0 are here"
-        wait_for(lambda: half in job.status().conditions[-1].message, "it says who is missing", 60)
+        wait_for(
+            lambda: half in job.status().conditions[-1].message, "it names the missing nodes", 60
+        )
         ref = f"kubernetes://{space.namespace}/{job.id}"
         command = [sys.executable, "-m", "windlass.cli.main", "why", ref]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert half in " ".join(said.split())
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert half in " ".join(shown.split())
         assert count(shared, 1) == 0
-    wait_for(lambda: count(shared, 1) >= 3, "more than half of them go on", 120)
+    wait_for(lambda: count(shared, 1) >= 3, "more than half of them continue", 120)
     finish(shared, job)
 
 
 @pytest.mark.parametrize("index", [1, 0], ids=["follower", "lead"])
-def test_a_pod_that_is_cut_off_ends_its_ranks_whatever_the_grace(space, shared, index):
+def test_isolated_pod_kills_its_ranks_whatever_the_grace(space, shared, index):
     job = start(shared, 2, nodes=2)
     pods = pods_of(space, job)
     with Cut([pods[index]], [pods[1 - index]]):
 
-        def are_dead():  # by their own notes, minutes before their grace is over
+        def are_dead():  # the ranks' own notes end minutes before their grace period does
             return time.time() - read_times(shared, 0)[-1] > 2.0
 
         wait_for(are_dead, "the ranks on both sides are dead", 60)
         assert count(shared, 1) == 0
-    wait_for(lambda: count(shared, 1) == 2, "they go on together", 120)
+    wait_for(lambda: count(shared, 1) == 2, "they continue together", 120)
     finish(shared, job)

@@ -1,7 +1,8 @@
-"""A squatted name: somebody made a compute that is called what yours would be called.
+"""Attack: another user has made a compute with the name that yours would have.
 
-Who uses it gives it secrets and unpickles what it answers. So a name means one's own compute; another's is
-refused by every way that leads to it, before anything is sent there, unless it is asked for as `owner/name`.
+A client sends its compute secrets and unpickles its answers. So a bare name means the client's own compute.
+Every command and function refuses another user's before it sends anything, unless it is named as
+`owner/name`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def make_squatter(user: str, identity: str) -> Plan:
 
 
 def put(cluster: FakeCluster, plan: Plan) -> dict[str, bytes]:
-    """A compute in the cluster, as its maker's client would have made it; its keys."""
+    """Create a compute in the cluster as its owner's client would, and return its keys."""
     job = make_fake_job(plan.job_id)
     job["metadata"]["annotations"] = {"windlass.dev/work": "compute"}
     files = make_certificates(plan.job_id, now_s=time.time(), valid_s=3600.0)
@@ -63,7 +64,7 @@ def put(cluster: FakeCluster, plan: Plan) -> dict[str, bytes]:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    """A cluster that calls us "me", in which stranger was first."""
+    """Yield a cluster that knows us as "me", in which the stranger's compute exists."""
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "windlass.toml").touch()
     (tmp_path / "project" / "script.py").write_text(SCRIPT)
@@ -82,35 +83,35 @@ def make_engine() -> ClusterEngine:
 
 
 def check_untouched(cluster: FakeCluster) -> None:
-    """Nothing was sent there, nothing was made, and nothing was taken away."""
-    said = [seen for seen in cluster.seen if seen.method != "GET" and "reviews" not in seen.path]
-    assert said == []
+    """Check that nothing was sent, created or deleted."""
+    changes = [seen for seen in cluster.seen if seen.method != "GET" and "reviews" not in seen.path]
+    assert changes == []
     assert not [seen for seen in cluster.seen if seen.path.endswith(("/portforward", "/log"))]
 
 
-def use_it(name: str) -> None:
+def use_compute(name: str) -> None:
     token = wl.Secret(provider="hf")
     wl.Compute(name=name, image="any:1", secrets=[token], launch_timeout=20).up()
 
 
-def send_to_it(name: str) -> None:
+def send_to_compute(name: str) -> None:
     wl.fn(print).to(wl.Compute(name=name, image="any:1"))
 
 
-def end_it(name: str) -> None:
+def delete_compute(name: str) -> None:
     wl.Compute(name=name).teardown()
 
 
-def read_its_call(name: str) -> None:
+def read_call(name: str) -> None:
     wl.attach(f"{name}.abcdefghjk").results()
 
 
-@pytest.mark.parametrize("way", [use_it, send_to_it, end_it, read_its_call])
-def test_a_compute_of_another_maker_is_refused(cluster, way):
+@pytest.mark.parametrize("way", [use_compute, send_to_compute, delete_compute, read_call])
+def test_compute_of_another_owner_is_refused(cluster, way):
     with pytest.raises(SpecError, match="shared is not yours: stranger made it") as refused:
         way("shared")
     assert refused.value.hint
-    if way is use_it:
+    if way is use_compute:
         assert "'stranger/shared' if you trust stranger" in refused.value.hint
         assert "another name makes your own" in refused.value.hint
     check_untouched(cluster)
@@ -125,7 +126,7 @@ def test_a_compute_of_another_maker_is_refused(cluster, way):
         ("deploy", "script.py"),
     ],
 )
-def test_it_is_refused_in_the_shell_too(cluster, words):
+def test_compute_of_another_owner_is_refused_in_the_shell(cluster, words):
     done = subprocess.run([*WINDLASS, *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert "shared is not yours: stranger made it" in done.stderr
@@ -133,22 +134,22 @@ def test_it_is_refused_in_the_shell_too(cluster, words):
     check_untouched(cluster)
 
 
-def test_all_of_ones_own_are_not_those_of_others(cluster):
+def test_rm_all_keeps_computes_of_others(cluster):
     words = ("compute", "rm", "--all", "--yes")
     done = subprocess.run([*WINDLASS, *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "stranger/shared is not yours, and stays" in done.stderr
+    assert "stranger/shared is not yours and is kept" in done.stderr
     check_untouched(cluster)
 
 
-def test_they_are_listed_by_what_they_are_asked_for_as(cluster):
+def test_ls_shows_owner_and_name(cluster):
     words = ("compute", "ls", "--json")
     done = subprocess.run([*WINDLASS, *words], capture_output=True, text=True, timeout=120)
     (one,) = [one for one in json.loads(done.stdout) if one["job_id"] == JOB]
     assert (one["owner"], one["name"]) == ("stranger", "shared")
 
 
-def test_who_asks_for_an_owner_that_has_none_is_told(cluster):
+def test_unknown_owner_raises_with_a_hint(cluster):
     with pytest.raises(JobNotFound, match="eve has no compute shared here") as error:
         wl.Compute(name="eve/shared", image="any:1").up()
     assert error.value.hint == "there is stranger/shared"
@@ -159,14 +160,14 @@ def test_who_asks_for_an_owner_that_has_none_is_told(cluster):
     ("user", "identity", "is_mine"),
     [
         ("stranger", "stranger@example.org", False),
-        ("stranger", "me", False),  # whoever shares an account of the cluster
-        (None, "stranger@example.org", False),  # whoever has the same name on his own machine
+        ("stranger", "me", False),  # shares an account of the cluster
+        (None, "stranger@example.org", False),  # has the same user name on another machine
         (None, "", False),
         (None, "me", True),
     ],
 )
-def test_whose_it_is(cluster, user, identity, is_mine):
-    """None is the user of this process."""
+def test_owner_of_a_compute(cluster, user, identity, is_mine):
+    """The parameter `user` is None for the user of this process."""
     plan = make_squatter(user or name_user(), identity)
     put(cluster, plan)
     engine = make_engine()
@@ -174,22 +175,27 @@ def test_whose_it_is(cluster, user, identity, is_mine):
     assert is_meant(engine, REF, plan, "") is is_mine
     for owner in filter(None, (user, identity)):
         assert is_meant(engine, REF, plan, owner)
-    is_told = not is_mine and bool(user or identity)  # who it is, then
-    assert ("/" in name_for(engine, REF, plan)) is is_told
+    shows_owner = not is_mine and bool(
+        user or identity
+    )  # only then does the name include the owner
+    assert ("/" in name_for(engine, REF, plan)) is shows_owner
 
 
-def test_one_made_from_here_is_known_by_its_keys_and_by_nothing_it_says(cluster, home):
-    """Its folder here keeps its authority; what has another is not used, whatever else is the same."""
+def test_own_compute_is_recognized_by_its_keys(cluster, home):
+    """The local folder keeps the compute's CA.
+
+    The client refuses a compute with another CA, even if all else matches.
+    """
     plan = make_squatter(name_user(), "me")
     files = put(cluster, plan)
     folder = JobFolder(home / "kubernetes" / JOB)
     folder.path.mkdir(parents=True)
     (folder.path / "ca.crt").write_bytes(files["ca.crt"])
     assert make_engine().plan(REF).work == plan.work
-    put(cluster, plan)  # the same plan with keys of somebody's own
+    put(cluster, plan)  # the same plan with another user's keys
     with pytest.raises(KeysReplaced, match="are not those that it was submitted with") as error:
         make_engine().dial(REF)
     assert f"kubectl describe secret {JOB}" in error.value.hint
     with pytest.raises(KeysReplaced):
-        use_it("shared")
+        use_compute("shared")
     check_untouched(cluster)

@@ -1,4 +1,4 @@
-"""A squatted name in a real cluster: two users of one namespace, and a compute that the other made first."""
+"""Squatted name in a real cluster: two users of one namespace, and a compute that the other made first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Become = Callable[[str], None]
 
 @pytest.fixture
 def become(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Become]:
-    """Go on as a user with a home, a name and an account of the cluster of one's own."""
+    """Yield a function that switches to a user with its own home, name and cluster account."""
     accounts: dict[str, Path] = {}
 
     def become(who: str) -> None:
@@ -37,7 +37,7 @@ def become(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield become
 
 
-def test_it_is_refused_until_it_is_asked_for_by_its_owner(become: Become) -> None:
+def test_compute_of_another_user_needs_its_owner_in_the_name(become: Become) -> None:
     become("stranger")
     theirs = wl.Compute(name="shared", inactivity_ttl="5m")
     wl.fn(sum, name="add").to(theirs).deploy()
@@ -54,7 +54,7 @@ def test_it_is_refused_until_it_is_asked_for_by_its_owner(become: Become) -> Non
     assert wl.get("stranger/add")([1, 2]) in (3, [3])
     used = wl.Compute(name="stranger/shared")
     assert wl.fn(max).to(used)([1, 2]) in (2, [2])
-    assert used.nodes().ref == ref, "as it is, and not replaced"
+    assert used.nodes().ref == ref, "it is used and not replaced"
     become("stranger at another machine")
     again = wl.Compute(name="shared", inactivity_ttl="5m").up()
     assert again.nodes().ref == ref

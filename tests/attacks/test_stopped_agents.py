@@ -1,6 +1,6 @@
-"""Agents that stand still: however long they are stopped, at most one attempt ever has ranks.
+"""Agents that are stopped: at most one attempt has ranks at any time, however long the stop lasts.
 
-Real agents on this machine. A stopped agent cannot end its ranks, so something else has to.
+Real agents on this machine. A stopped agent cannot kill its ranks, so another process must.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def send(pids, signum):
 
 
 @pytest.mark.parametrize("is_whole", [False, True], ids=["the agent", "all its processes"])
-def test_a_follower_that_stands_still(tmp_path, is_whole):
+def test_stopped_follower(tmp_path, is_whole):
     with open_ground(tmp_path, nodes=2, min_nodes=2) as ground:
         lead = ground.start_all()
         follower = ground.agents["1"]
@@ -54,7 +54,7 @@ def test_a_follower_that_stands_still(tmp_path, is_whole):
 
 
 @pytest.mark.parametrize("is_whole", [False, True], ids=["the agent", "all its processes"])
-def test_a_lead_that_stands_still(tmp_path, is_whole):
+def test_stopped_lead(tmp_path, is_whole):
     with open_ground(tmp_path, nodes=2, min_nodes=2) as ground:
         lead = ground.start_all()
         stopped = find_tree(lead) if is_whole else [lead.process.pid]
@@ -66,8 +66,8 @@ def test_a_lead_that_stands_still(tmp_path, is_whole):
         finish(ground, other)
 
 
-def test_an_agent_that_wakes_up_late_joins_again(tmp_path):
-    """It finds what its lead said before it was given up, which must not count as a sign of life."""
+def test_agent_that_resumes_late_joins_again(tmp_path):
+    """It reads messages that its lead sent before giving it up. They must not count as a sign of life."""
     with open_ground(tmp_path, nodes=2, min_nodes=2) as ground:
         ground.start_all()
         follower = ground.agents["1"]
@@ -77,12 +77,12 @@ def test_an_agent_that_wakes_up_late_joins_again(tmp_path):
         wait_for(lambda: "not renewed the lease" in ground.log("1"), "its ranks are ended", 30)
         os.kill(follower.process.pid, signal.SIGCONT)
         late = "this agent was unresponsive: its lead may have given it up"
-        wait_for(lambda: late in ground.log("1"), "it knows that it is late", 30)
+        wait_for(lambda: late in ground.log("1"), "it logs that it was unresponsive", 30)
         ground.wait_for_ranks(1, 2, 60)
         finish(ground, ground.agents["0"])
 
 
-def test_agents_that_stand_still_for_a_moment_lose_nothing(tmp_path):
+def test_briefly_stopped_agents_lose_nothing(tmp_path):
     with open_ground(tmp_path, nodes=2, min_nodes=2) as ground:
         lead = ground.start_all()
         for agent in (ground.agents["1"], lead):

@@ -1,8 +1,9 @@
-"""Strangers at a local job's store: torch's TCPStore asks nobody who it is, so it is kept at 127.0.0.1.
-Other users of the machine reach it there. So ranks that join by env:// meet in a file that they cannot open.
+"""Attack: another user connects to the store of a local job.
 
-Whatever opens a port while ranks meet is looked at, in jobs and in computes; and another address of this very
-machine, which strangers would use, finds nothing there.
+torch's TCPStore has no authentication, so it listens only on 127.0.0.1. Other users of the machine reach it
+there, so ranks that join by env:// meet in a file that others cannot open. The tests check all ports that
+jobs and computes open while ranks meet. Another address of this machine, which strangers would use, must not
+answer.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ def check(results, num_ranks):
 
 
 @pytest.mark.parametrize(("nodes", "procs"), [(1, 2), (2, 1), (2, 2)])
-def test_the_store_of_a_job(nodes, procs):
+def test_store_of_a_job(nodes, procs):
     check(wl.run(meet_and_look, nodes=nodes, procs=procs, quiet=True), nodes * procs)
 
 
-def test_the_store_of_a_restarted_attempt():
+def test_store_of_a_restarted_attempt():
     check(wl.run(fail_once_then_meet, procs=2, restarts=2, quiet=True), 2)
 
 
-def test_the_store_of_a_compute():
+def test_store_of_a_compute():
     compute = wl.Compute(engine="local", name="store-address")
     try:
         remote = wl.fn(meet_and_look).to(compute).distribute("pytorch", workers=2, procs=1)
@@ -41,7 +42,7 @@ def test_the_store_of_a_compute():
 
 
 @pytest.mark.parametrize("use_libuv", ["1", "0"], ids=["libuv", "legacy"])
-def test_ranks_meet_there_whichever_of_torchs_servers_they_ask_for(use_libuv):
+def test_store_address_with_each_of_the_torch_servers(use_libuv):
     check(wl.run(meet_and_look, procs=2, quiet=True, env={"USE_LIBUV": use_libuv}), 2)
 
 
@@ -55,7 +56,9 @@ def check_private(results):
 def test_other_users_cannot_join_the_ranks_of_a_job(start):
     results = wl.run(meet_and_read_store, procs=2, quiet=True, start=start)
     check_private(results)
-    assert results[0]["has_client"] == (start == "fork")  # a script may open one, as under torchrun
+    assert results[0]["has_client"] == (
+        start == "fork"
+    )  # a script may open a client, as under torchrun
 
 
 def test_other_users_cannot_join_the_ranks_of_a_call():

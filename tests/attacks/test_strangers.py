@@ -1,4 +1,4 @@
-"""Attack: five hundred connections that say nothing, to keep the job's own nodes and clients out."""
+"""Attack: five hundred silent connections that try to keep the job's own nodes and clients out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUM_STRANGERS = 500
 
 
 @pytest.mark.parametrize("says", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"])
-def test_who_belongs_to_the_job_gets_in_past_500_silent_connections(tmp_path, says):
+def test_job_members_get_in_past_500_silent_connections(tmp_path, says):
     files = write_certificates(tmp_path / "tls")
 
     async def visit(listener):
@@ -35,8 +35,8 @@ def test_who_belongs_to_the_job_gets_in_past_500_silent_connections(tmp_path, sa
         assert len(listener._strangers) <= tcp._MAX_STRANGERS
         client = await join(files, listener.port, cert="client", node=None)
         assert (await ask(client))[-1].type == "echo"
-        await until(lambda: len(listener._strangers) == 0, "all of them were sent away")
-        assert (await ask(link))[-1].type == "echo"  # who is in stays in
+        await until(lambda: len(listener._strangers) == 0, "all strangers are disconnected")
+        assert (await ask(link))[-1].type == "echo"  # accepted connections stay
         for one in (link, client):
             await one.close()
         for writer in writers:

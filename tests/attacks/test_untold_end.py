@@ -1,7 +1,7 @@
-"""The end of a job, when something is in the way of it: nothing is lost, nothing is made up, nobody hangs.
+"""Obstacles at the end of a job: nothing is lost, no outcome is invented, and no client hangs.
 
-A status that cannot be read, an API server that is away, and a node that sends what its ranks left for longer
-than anybody may be silent.
+Covers an unreadable status and an unavailable API server. Also covers a node that sends its ranks' files for
+longer than the allowed silence.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ENDED = render_status(make_first_status(PLAN)).replace(b'"pending"', b'"succeede
 
 
 @contextmanager
-def looking(cluster, tmp_path):
+def observe_job(cluster, tmp_path):
     folder = JobFolder(tmp_path / "job")
     folder.path.mkdir(exist_ok=True)
     (tmp_path / "config").mkdir(exist_ok=True)
@@ -76,35 +76,35 @@ def put_ended(cluster):
         b"[" * 100_000,
     ],
 )
-def test_an_unreadable_status_at_the_end_is_an_outcome_that_is_not_known(tmp_path, status):
-    """It neither succeeded nor failed; a status that can be read later counts."""
+def test_unreadable_status_at_the_end_is_an_unknown_outcome(tmp_path, status):
+    """The job neither succeeded nor failed, and a status that becomes readable later counts."""
     with fake_cluster() as cluster:
         put_ended(cluster)
         cluster.logs["pod-0"] = render_last_word({names.STATUS_FILE: status})
-        with looking(cluster, tmp_path) as view:
+        with observe_job(cluster, tmp_path) as view:
             found = view.status()
             assert (found.phase, found.verdict.kind) == (Phase.ENDED, FailureKind.UNKNOWN)
         cluster.logs["pod-0"] = render_last_word({names.STATUS_FILE: ENDED})
-        with looking(cluster, tmp_path) as view:
+        with observe_job(cluster, tmp_path) as view:
             assert view.status().phase is Phase.SUCCEEDED
 
 
-def test_an_api_server_that_is_away_at_the_end_hides_no_outcome(tmp_path):
-    """While it is away nothing is judged; when it is back the job has ended as it ended."""
+def test_unavailable_api_server_hides_no_outcome(tmp_path):
+    """The job has no final phase during the outage. Afterwards it has its true outcome."""
     with fake_cluster() as cluster:
         running = make_fake_pod("pod-0", running={"startedAt": "2026-01-31T12:00:00Z"})
         cluster.objects = {"jobs": [make_fake_job(PLAN.job_id)], "pods": [running]}
-        with looking(cluster, tmp_path) as view:
+        with observe_job(cluster, tmp_path) as view:
             assert not view.status().phase.is_final
             cluster.go_away()
             wait_for(lambda: view._observe().api_error is not None, "it is noticed")
             for _ in range(20):
                 assert not view.status().phase.is_final
-            put_ended(cluster)  # meanwhile
+            put_ended(cluster)  # during the outage
             cluster.version += 1
             cluster.logs["pod-0"] = render_last_word({names.STATUS_FILE: ENDED})
             cluster.is_away = False
-            wait_for(lambda: view.status().phase.is_final, "the end is seen", 60.0)
+            wait_for(lambda: view.status().phase.is_final, "the job has ended", 60.0)
             assert view.status().phase is Phase.SUCCEEDED
 
 
@@ -115,10 +115,8 @@ def make_result(rank, size):
 
 @pytest.mark.long
 @pytest.mark.parametrize("num_silences", [2, 5])
-def test_a_follower_that_flushes_for_minutes_is_waited_for_and_all_of_it_comes(
-    tmp_path, monkeypatch, num_silences
-):
-    """In all longer than the longest silence that is put up with, 60 s, which is shorter here."""
+def test_lead_waits_for_a_follower_that_flushes_slowly(tmp_path, monkeypatch, num_silences):
+    """The flush takes longer than the longest allowed silence, which is 60 s and shorter here."""
     assert owed_results._STALL_S == 60.0
     monkeypatch.setattr(owed_results, "_STALL_S", 1.0)
     data = make_result(1, 4000)
@@ -134,7 +132,7 @@ def test_a_follower_that_flushes_for_minutes_is_waited_for_and_all_of_it_comes(
             scene.lead.receive(0, NODE_TO_LEAD.read(message)) if rank == 0 else peer.link.send(
                 message
             )
-        await until(lambda: peer.find("flush"), "the order to send what is left")
+        await until(lambda: peer.find("flush"), "the order to flush")
         scene.lead.receive(0, NODE_TO_LEAD.read({"type": "flushed"}))
         started_s = time.monotonic()
         offset = 0

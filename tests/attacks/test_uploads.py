@@ -1,6 +1,6 @@
-"""Attack: two uploads of the same file at once, one of them of somebody's own making, piece between piece.
+"""Attack: two interleaved uploads of the same file, one of them forged.
 
-What counts is the digest in the plan: the first upload that is the planned file, as a whole, is taken.
+The digest in the plan decides: the first complete upload that matches it is taken.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ def test_pieces_of_two_uploads_are_never_mixed(tmp_path, evil_first):
         await until(lambda: scene.folder.payload.exists(), "one is taken")
         await until(lambda: scene.lead.nodes.prepared() == [0], "the node has its input")
         assert scene.folder.payload.read_bytes() == GOOD
-        # the other was told, or was too late; either way nothing of it is left
+        # The forged upload was refused or came too late. Either way its parts are deleted.
         good.say("cancel")
-        await until(lambda: good.find("ok"), "the honest one is still heard")
+        await until(lambda: good.find("ok"), "the honest client is still served")
         evil_parts = [p for p in scene.folder.path.glob(".payload*") if EVIL[:64] in p.read_bytes()]
         assert evil.has_hung_up or not evil_parts
 
     run_at_door(tmp_path, visit, _plan(), is_ready=False)
 
 
-def test_a_whole_upload_that_is_not_the_planned_one_is_refused_and_changes_nothing(tmp_path):
+def test_complete_forged_upload_is_refused(tmp_path):
     async def visit(scene):
         evil = await scene.visit(None, has={})
         send(evil, names.PAYLOAD_FILE, EVIL, total_bytes=len(EVIL))
-        await until(lambda: evil.find("refused"), "it is told")
+        await until(lambda: evil.find("refused"), "it is refused")
         assert "is not the one that was planned" in evil.find("refused")["why"]
         assert not scene.folder.payload.exists()
         good = await scene.visit(None, has={})
@@ -69,11 +69,11 @@ def test_a_whole_upload_that_is_not_the_planned_one_is_refused_and_changes_nothi
 @pytest.mark.parametrize(
     "path", ["../escape", "/etc/cron.d/x", "attempt-0/../../x", "plan.json", "code/x.py", ""]
 )
-def test_nothing_but_the_planned_files_can_be_uploaded(tmp_path, path):
+def test_only_planned_files_can_be_uploaded(tmp_path, path):
     async def visit(scene):
         evil = await scene.visit(None, has={})
         send(evil, path, b"x", total_bytes=1)
-        await until(lambda: evil.find("refused"), "it is told")
+        await until(lambda: evil.find("refused"), "it is refused")
         assert not (tmp_path / "escape").exists()
 
     run_at_door(tmp_path, visit, _plan(), is_ready=False)
