@@ -141,12 +141,12 @@ def test_the_reason_of_a_job_that_never_started(tmp_path):
 # -- outages -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("patience_s", [0.05, 3600.0])
+@pytest.mark.parametrize("away_s", [0.05, 3600.0])
 def test_an_api_server_that_is_away_is_told_once_and_once_when_it_is_back(
-    tmp_path, monkeypatch, patience_s
+    tmp_path, monkeypatch, away_s
 ):
     """To a client that is no terminal; and nothing at all of a moment's absence."""
-    monkeypatch.setattr(cluster_job, "_AWAY_S", patience_s)
+    monkeypatch.setattr(cluster_job, "_AWAY_S", away_s)
     connection = io.StringIO()
     shown = LiveView(out=io.StringIO(), messages=connection)
     with fake_cluster() as cluster:
@@ -160,7 +160,7 @@ def test_an_api_server_that_is_away_is_told_once_and_once_when_it_is_back(
             assert count("cannot reach") == 0
             cluster.go_away()
             wait_for(lambda: view._watch.snapshot().outage is not None, "it is seen to be away")
-            is_told = patience_s < 1.0
+            is_told = away_s < 1.0
             if is_told:
                 wait_for(lambda: count("cannot reach") > 0, "it is told")
             num_asked = len(cluster.seen)

@@ -157,7 +157,7 @@ def _find_others(plan: Plan, node: int) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class LogFiles:
-    """The lines of a job that match a query: all at once, or as they are written."""
+    """The lines of a job that match a query: all existing ones, or new ones as they are written."""
 
     folder: JobFolder
     plan: Plan

@@ -101,7 +101,7 @@ def read_record(line: bytes) -> LogRecord | None:
 _KINDS = {kind.encode(): kind for kind in (FULL, PART, REPLACED)}
 
 
-@functools.lru_cache(maxsize=64)  # lines that were read from a pipe at once share their time
+@functools.lru_cache(maxsize=64)  # lines that were read from a pipe together share their time
 def _read_time(when: bytes) -> float | None:
     try:
         # fromisoformat accepts a Z only since Python 3.11
