@@ -385,7 +385,7 @@ def test_what_cannot_be_loaded_is_told() -> None:
     with pytest.raises(SpecError, match="Numbers has no samples"):
         Loader(Numbers(0), batch=1, **place)
     with pytest.raises(
-        SpecError, match=r"a batch of 9 is more than the 8 samples.*\n.*drop_last=F"
+        SpecError, match=r"a batch of 9 exceeds the 8 samples.*\n.*drop_last=F"
     ):
         Loader(Numbers(8), batch=9, **place)
     assert Loader(Numbers(8), batch=9, drop_last=False, **place).steps_per_epoch == 1
@@ -393,7 +393,7 @@ def test_what_cannot_be_loaded_is_told() -> None:
         Loader(Numbers(8), batch=0, **place)
     with pytest.raises(SpecError, match="rank 2 of 2"):
         Loader(Numbers(8), batch=1, rank=2, world_size=2)
-    with pytest.raises(SpecError, match="say how long to train in steps"):
+    with pytest.raises(SpecError, match="set the length of the training in steps"):
         _ = Loader(Stream(8), batch=2, **place).steps_per_epoch
     with pytest.raises(SpecError, match="epoch 0 of Stream has no steps"):
         next(Loader(Stream(0), batch=2, **place).steps())

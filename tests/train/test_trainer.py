@@ -258,7 +258,7 @@ def test_lines_that_can_be_grepped(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": None}, "no torch.nn.Module"),
+        ({"model": None}, "not a torch.nn.Module"),
         ({"data": None}, "no data to train on"),
         ({"loss": "cross_entrop"}, "did you mean cross_entropy"),
         ({"optimizer": "adamww"}, "did you mean adamw"),
@@ -297,7 +297,7 @@ def test_another_kind_of_optimizer_or_scheduler_cannot_go_on(tmp_path, before, a
 
 
 def test_schedulers_that_would_not_step_are_refused(tmp_path):
-    with pytest.raises(SpecError, match="ReduceLROnPlateau waits for validations"):
+    with pytest.raises(SpecError, match="ReduceLROnPlateau needs validations"):
         make_trainer(tmp_path, scheduler=ReduceLROnPlateau).fit()
 
 

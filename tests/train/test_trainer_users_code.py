@@ -132,7 +132,7 @@ def test_reduce_lr_on_plateau_steps_after_each_validation(tmp_path):
 
 def test_plateau_and_best_must_agree(tmp_path):
     settings = {"scheduler": lambda o: ReduceLROnPlateau(o, "max"), "validation": make_data(8)}
-    with pytest.raises(SpecError, match=r"mode='max', and best is 'min'"):
+    with pytest.raises(SpecError, match=r"mode='max', but best is 'min'"):
         make_trainer(tmp_path, **settings).fit()
 
 
@@ -157,14 +157,14 @@ def test_a_rate_that_a_callback_sets_stays_and_is_resumed(tmp_path):
 
 
 def test_a_rate_that_a_schedule_would_set_back_is_refused(tmp_path):
-    with pytest.raises(SpecError, match="the schedule 'cosine' would set it back"):
+    with pytest.raises(SpecError, match="the schedule 'cosine' would reset it"):
         make_trainer(
             tmp_path, scheduler="cosine", validation=make_data(8), callbacks=[SetsRate()]
         ).fit()
 
 
 def test_a_warm_up_beside_a_scheduler_is_refused(tmp_path):
-    with pytest.raises(SpecError, match="warmup=3 does not go with a scheduler of your own"):
+    with pytest.raises(SpecError, match="warmup=3 cannot be combined with your own scheduler"):
         make_trainer(
             tmp_path, scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 1), warmup=3
         ).fit()

@@ -1,8 +1,8 @@
-"""Notice of preemption: this process was asked to end, and how long it has left.
+"""Notice of preemption: whether this process was asked to exit, and how much time remains.
 
-Made by `context.get_context`, read by the trainer at every step. The signal handler only writes down the
-time: what is saved, and when the loop ends, is decided there. A loop that never reads the notice is ended as
-any process is. No torch in here.
+`context.get_context` makes it, and the trainer reads it at every step. The signal handler only records the
+time. The trainer decides what to save and when to stop. A loop that never reads the notice is terminated like
+any process. No torch in here.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from windlass import names
 
 logger = logging.getLogger(__name__)
 
-_USUAL_GRACE_S = 30.0  # Kubernetes' own, and what torchrun gives its workers
+_USUAL_GRACE_S = 30.0  # the default of Kubernetes, and of torchrun for its workers
 
 
 class Preemption:
-    """Whether the end was announced, by SIGTERM or by `notice()`, and the seconds until it comes by force."""
+    """Notice of the end, by SIGTERM or by `notice()`, and the seconds until the process is killed."""
 
     def __init__(self, *, grace_s: float | None = None) -> None:
         self.grace_s = read_grace(os.environ) if grace_s is None else grace_s
@@ -33,28 +33,28 @@ class Preemption:
         self._deadline_s: float | None = None
         self._previous: Any = None
         self._is_listening = False
-        self._is_read = False  # by a loop that ends by itself
-        self._pid = 0  # of the process that listens; its children do not
+        self._is_read = False  # by a loop that stops by itself
+        self._pid = 0  # of the listening process, as its children do not listen
 
     @property
     def is_noticed(self) -> bool:
-        """True if the end was announced. A loop that reads this must end by itself."""
+        """True if the end was announced. A loop that reads this must stop by itself."""
         self._is_read = True
         return self._deadline_s is not None
 
     @property
     def is_announced(self) -> bool:
-        """True if the end was announced. Asking this is not reading: a loop may still ignore the notice."""
+        """True if the end was announced. This does not count as reading, so a loop may ignore the notice."""
         return self._deadline_s is not None
 
     @property
     def is_over(self) -> bool:
-        """True if the end was announced and the grace has passed; this does not read the notice either."""
+        """True if the end was announced and the grace has passed. This does not count as reading either."""
         return self._deadline_s is not None and time.monotonic() >= self._deadline_s
 
     @property
     def seconds_left(self) -> float | None:
-        """Until this process is killed; None while nothing was announced."""
+        """Seconds until this process is killed, or None while no end was announced."""
         self._is_read = True
         if self._deadline_s is None:
             return None
@@ -62,28 +62,30 @@ class Preemption:
 
     @property
     def save_limit_s(self) -> float | None:
-        """For a save, after which it is too late; None where nobody has told how long the grace is."""
+        """Time limit for a save, or None if the grace period is unknown."""
         return None if self._is_guessed else self.seconds_left
 
     def end_reading(self) -> None:
-        """Note that the loop that reads the notice has ended: SIGTERM may end this process again."""
+        """Record that the loop reading the notice has ended, so that SIGTERM may end this process again."""
         self._is_read = False
 
     def notice(self) -> None:
-        """Take the end as announced now; the first announcement counts."""
+        """Announce the end now. Only the first announcement counts."""
         if self._deadline_s is None:
             self._deadline_s = time.monotonic() + self.grace_s
 
     def listen(self) -> bool:
-        """Notice SIGTERM from now on; False where that cannot be: not on the main thread.
+        """Listen for SIGTERM. Return False outside the main thread, which alone can handle signals.
 
-        A handler that was there before is called as well. Where there was none and nothing reads the notice,
-        the second SIGTERM, or the end of the grace, ends the process as if nothing listened.
+        A previous handler is called too. Without one, if no code reads the notice, the second SIGTERM or the end
+        of the grace ends the process by default.
         """
         if self._is_listening:
             return True
         if threading.current_thread() is not threading.main_thread():
-            logger.warning("preemption is not noticed: SIGTERM is handled on the main thread only")
+            logger.warning(
+                "preemption is not noticed, because only the main thread can handle SIGTERM"
+            )
             return False
         self._previous = signal.signal(signal.SIGTERM, self._on_signal)
         self._pid = os.getpid()
@@ -91,7 +93,7 @@ class Preemption:
         return True
 
     def stop_listening(self) -> None:
-        """Give SIGTERM back to what had it before, unless somebody else has taken it meanwhile."""
+        """Restore the previous SIGTERM handler, unless another one was installed since."""
         if self._has_signal:
             signal.signal(
                 signal.SIGTERM, signal.SIG_DFL if self._previous is None else self._previous
@@ -100,7 +102,7 @@ class Preemption:
 
     @property
     def _has_signal(self) -> bool:
-        """True if SIGTERM is still ours: another handler may have been installed since."""
+        """True if SIGTERM is still handled here. Another handler may have been installed since."""
         return self._is_listening and signal.getsignal(signal.SIGTERM) == self._on_signal
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -116,7 +118,7 @@ class Preemption:
             os.kill(os.getpid(), signal.SIGTERM)
         elif is_first:
             self.notice()
-            # not a threading.Thread: starting one takes a lock that the interrupted code may hold
+            # Not a threading.Thread, because starting one takes a lock that the interrupted code may hold.
             _thread.start_new_thread(self._end_unread, ())
 
     def _end_unread(self) -> None:
@@ -127,10 +129,10 @@ class Preemption:
 
 
 def read_grace(environ: Mapping[str, str]) -> float:
-    """The seconds between SIGTERM and SIGKILL, as the launcher tells them."""
+    """Return the seconds between SIGTERM and SIGKILL, as set by the launcher."""
     text = environ.get(names.GRACE, "")
     try:
         return max(0.0, float(text)) if text else _USUAL_GRACE_S
     except ValueError:
-        logger.warning("%s is %r, which is no number of seconds", names.GRACE, text)
+        logger.warning("%s is %r, which is not a number of seconds", names.GRACE, text)
         return _USUAL_GRACE_S

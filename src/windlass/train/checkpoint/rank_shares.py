@@ -1,11 +1,11 @@
-"""A rank's share of a checkpoint: planned, written and read with torch's distributed checkpoint (DCP).
+"""A rank's share of a checkpoint, planned, written and read with torch's distributed checkpoint (DCP).
 
-`SavePlans` decides with all ranks who writes what. `write_share` puts this rank's part under `rank-R/` and
-leaves a record of it in a file, so that rank 0 can commit; it needs no other rank and runs in the trainer or
-in its writer process. `ShareReader` reads what this rank needs of all shares, however many ranks wrote them.
+`SavePlans` decides with all ranks who writes what. `write_share` writes this rank's part under `rank-R/` and
+a record of it in a file, so that rank 0 can commit. It needs no other rank, and runs in the trainer or in its
+writer process. `ShareReader` reads the tensors that this rank needs, however many ranks wrote the shares.
 
-DCP asks for streams through its FileSystemBase. `HashedFiles` hashes what goes through, so that nothing is
-read again to be hashed.
+DCP requests streams from its FileSystemBase. `HashedFiles` hashes the data while it is written, so that no
+file is read again for its hash.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from windlass.train.checkpoint.training_state import SavedTensor
 if TYPE_CHECKING:
     from windlass.train.parallel.context import Context
 
-METADATA = ".metadata"  # DCP's own: which tensor lies where
+METADATA = ".metadata"  # DCP's own index of the tensors
 RNG = "rng.pt"
-_PICKLE = b"\x80"  # first byte of an entry that an earlier version has pickled
-_MANY_BYTES = 256 << 20  # a larger share is several files, written and hashed by as many threads
+_PICKLE = b"\x80"  # first byte of an entry pickled by an earlier version
+_MANY_BYTES = 256 << 20  # larger shares are split into files, one per thread
 _THREADS = 4
 
 
@@ -74,7 +74,7 @@ for _kind in (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSave:
-    """This rank's part of a save, with its data still in the objects they belong to."""
+    """This rank's part of a save, with its data still in the original objects."""
 
     plan: SavePlan
     metadata: Metadata
@@ -88,10 +88,10 @@ class PlannedSave:
 
 
 class SavePlans:
-    """Makes DCP's plan of each save, and reuses the last one while the state keeps its form.
+    """Maker of DCP's plan for each save. It reuses the last plan while the state keeps its form.
 
-    A rank that holds a copy of what other ranks hold too (DDP) writes its part of it only. Every rank
-    computes the whole plan from the local plans of all ranks.
+    Ranks that hold copies of the same state (DDP) each write only a part of it. Every rank computes the whole
+    plan from the local plans of all ranks.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class SavePlans:
 
 
 class HashedFiles(FileSystemBase):
-    """Files of one folder of a storage; `facts` has those that were written."""
+    """Files of one folder of a storage. `facts` describes those that were written."""
 
     def __init__(self, storage: Storage, folder: str) -> None:
         self.facts: dict[str, FileFacts] = {}
@@ -137,7 +137,7 @@ class HashedFiles(FileSystemBase):
         self._folder = folder
 
     def save(self, name: str, data: bytes) -> None:
-        """Write one small file, to the disk where there is one."""
+        """Write one small file, with an fsync if the storage is a disk."""
         with self.create_stream(name, "wb") as stream:
             stream.write(data)
             if self._storage.can_rename:  # an object store has no fsync
@@ -169,10 +169,10 @@ class HashedFiles(FileSystemBase):
         self.facts[new_name] = self.facts.pop(name)
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Do nothing: a rank's folder is made with the first file in it."""
+        """Do nothing. A rank's folder is made with its first file."""
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
-        """Return whether this writer has written the file; nothing else writes to its folder."""
+        """Return whether this writer wrote the file. No other writer uses its folder."""
         return os.fspath(path) in self.facts
 
     def rm_file(self, path: str | os.PathLike[str]) -> None:
@@ -184,7 +184,7 @@ class HashedFiles(FileSystemBase):
 
 
 class HashingStream(io.RawIOBase):
-    """Passes on what is written, and knows its size and hash; written from front to back only."""
+    """Stream that passes data on and computes its size and hash. It is written only sequentially."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         super().__init__()
@@ -218,9 +218,9 @@ class HashingStream(io.RawIOBase):
 
 
 class _FilesInMemory(HashedFiles):
-    """Collects the files that DCP writes under another name first, so that a storage sees each name once.
+    """Files that DCP first writes under a temporary name, in memory, so that a storage sees each name once.
 
-    An object store may remember for a while that it was asked for an object that was not there.
+    An object store may cache for a while that a requested object did not exist.
     """
 
     def __init__(self) -> None:
@@ -240,7 +240,7 @@ class _FilesInMemory(HashedFiles):
 
 
 class _ReadyData(DefaultSavePlanner):
-    """A planner whose planning is over: it only hands out the data."""
+    """Planner that has finished planning and only returns the data."""
 
     def __init__(self, data: Mapping[MetadataIndex, torch.Tensor | bytes]) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ class _ReadyData(DefaultSavePlanner):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one rank writes and where; the data of the plan's items are passed separately."""
+    """Share that one rank writes, and its location. The data of the plan's items are passed separately."""
 
     root: str
     folder: str
@@ -269,7 +269,7 @@ class Share:
 @record
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenShare:
-    """Record of what a rank has written; a file in the folder until the commit."""
+    """Record of a rank's written files, stored in the folder until the commit."""
 
     files: Mapping[str, FileFacts]
     results: list[WriteResult]
@@ -277,21 +277,21 @@ class WrittenShare:
 
 
 def write_share(share: Share, data: Mapping[MetadataIndex, torch.Tensor | bytes]) -> None:
-    """Write one rank's share, and a record of it or of why it could not be written."""
+    """Write one rank's share, and a record of it or of the failure."""
     storage = open_storage(share.root)
     try:
         written = _write_files(storage, share, data)
         storage.write(_record_name(share.folder, share.rank), encode(written, name="share"))
     except Exception as error:
         reason = _find_reason(error)
-        with contextlib.suppress(OSError):  # and makes room to say so
+        with contextlib.suppress(OSError):  # also makes room for the record
             storage.remove(f"{share.folder}/{_name(share.rank)}")
         record_failure(share.root, share.folder, share.rank, reason)
         raise EngineError(reason) from error
 
 
 def _find_reason(error: BaseException) -> str:
-    """Return the operating system's error; torch's own only says that a file is too short."""
+    """Return the operating system's error, because torch's own only reports that a file is too short."""
     link: BaseException | None = error
     while link is not None and not isinstance(link, OSError):
         link = link.__cause__ or link.__context__
@@ -300,13 +300,13 @@ def _find_reason(error: BaseException) -> str:
 
 
 def record_failure(root: str, folder: str, rank: int, error: str) -> None:
-    """Write a record from which rank 0 learns that this rank's share will not come."""
+    """Write a record that informs rank 0 that this rank's share will not come."""
     storage, name = open_storage(root), _record_name(folder, rank)
     try:
         storage.write(name, encode(_make_failed(error), name="share"))
     except OSError:
         with contextlib.suppress(OSError):
-            storage.write(name, b"")  # for which there is room on a full disk
+            storage.write(name, b"")  # fits even on a full disk
 
 
 def _make_failed(error: str) -> WrittenShare:
@@ -314,13 +314,17 @@ def _make_failed(error: str) -> WrittenShare:
 
 
 def read_share(storage: Storage, folder: str, rank: int) -> WrittenShare | None:
-    """Return a rank's record; None if it has written none yet."""
+    """Return a rank's record, or None if it has not written one yet."""
     name = _record_name(folder, rank)
     size = storage.size(name)
     if size is None:
         return None
-    if size == 0:  # elsewhere than in a folder, it may be on its way
-        return _make_failed("there was no room even to say why") if storage.can_rename else None
+    if size == 0:  # in an object store, it may still be in flight
+        return (
+            _make_failed("the disk was too full to record the reason")
+            if storage.can_rename
+            else None
+        )
     share = decode(storage.read(name), name=name)
     return share if isinstance(share, WrittenShare) else None
 
@@ -359,7 +363,7 @@ def _write_files(
 def write_metadata(
     storage: Storage, folder: str, metadata: Metadata, shares: Iterable[WrittenShare]
 ) -> FileFacts:
-    """Write DCP's own file, which makes the folder one that DCP's tools can read."""
+    """Write DCP's own metadata file, so that DCP's tools can read the folder."""
     made = _FilesInMemory()
     writer = FileSystemWriter(storage.root, sync_files=False)
     writer.fs, writer.path = made, ""
@@ -373,17 +377,17 @@ def write_metadata(
 
 
 class _SafePlanner(DefaultLoadPlanner):
-    """Reads entries that are not tensors as bytes; torch's own planner would unpickle them."""
+    """Planner that reads entries other than tensors as bytes, which torch's own planner would unpickle."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         loaded = torch.load(value, map_location="cpu", weights_only=True)
         if not isinstance(loaded, bytes):
-            raise ValueError(f"{read_item.dest_index.fqn} is no entry of a checkpoint")  # noqa: TRY004
+            raise ValueError(f"{read_item.dest_index.fqn} is not an entry of a checkpoint")  # noqa: TRY004
         self.state_dict[read_item.dest_index.fqn] = loaded
 
 
 class ShareReader:
-    """Reads tensors and other entries out of a checkpoint, wherever they lie in it. Runs nothing of it."""
+    """Reader of tensors and other entries anywhere in a checkpoint. It runs no code from it."""
 
     def __init__(self, storage: Storage, folder: str, manifest: CheckpointManifest) -> None:
         self._reader = FileSystemReader(storage.root)
@@ -396,7 +400,7 @@ class ShareReader:
 
     @property
     def contents(self) -> dict[str, SavedTensor | None]:
-        """What is in the checkpoint: tensors, and None for other entries."""
+        """The tensors in the checkpoint, and None for its other entries."""
         return {
             name: SavedTensor(shape=tuple(entry.size), dtype=entry.properties.dtype)
             if isinstance(entry, TensorStorageMetadata)
@@ -405,7 +409,7 @@ class ShareReader:
         }
 
     def read_others(self, names: Iterable[str], *, allow_pickle: bool) -> dict[str, Any]:
-        """Return the entries that are not tensors. Raises NeedsTrustError if one needs a real unpickler."""
+        """Return the entries that are not tensors. Raise NeedsTrustError for a pickled one."""
         others = {}
         for name, data in self.read(dict.fromkeys(names)).items():
             read = load_entry if data.startswith(_PICKLE) else decode
@@ -413,7 +417,7 @@ class ShareReader:
         return others
 
     def read(self, targets: Mapping[str, Any]) -> dict[str, Any]:
-        """Read into tensors, in place; entries that are no tensors are returned in the table."""
+        """Read tensors in place, and return the table with the entries that are not tensors."""
         planner = _SafePlanner(flatten_state_dict=False)
         planner.set_up_planner(dict(targets), self._metadata, is_coordinator=True)
         self._reader.read_data(planner.create_local_plan(), planner).wait()

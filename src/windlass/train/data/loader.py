@@ -1,10 +1,10 @@
-"""The sharded loader: steps of global batches, the same ones at any world size.
+"""Sharded loader: steps of global batches that are the same at any world size.
 
     loader = Loader(dataset, batch=256, micro_batch=8)
     for step in loader.steps(start=resumed_at, stop=1000): ...
 
-Which samples a step holds is a pure function of (seed, step): the state of a loader is the number of the next
-step, and that is all a checkpoint keeps of it. Used by the trainer; no model, no device comes in here.
+The samples of a step are a pure function of (seed, step). The state of a loader is the number of the next
+step, and a checkpoint saves only that. The trainer uses it. This module knows no model and no device.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from windlass.train.data.sample_reading import (
 )
 from windlass.train.data.step_plan import Cutting, StepPlan, plan_steps
 
-_AHEAD = 2  # steps that a thread keeps ready
+_AHEAD = 2  # steps that a thread reads ahead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A micro-batch of this rank. One of weight 0 only fills a place: its loss must count nothing."""
+    """Micro-batch of this rank. One of weight 0 is a filler, and its loss must count nothing."""
 
     data: Any  # collated
-    weight: int  # samples in it that count
+    weight: int  # number of samples in it that count
     sample_ids: tuple[int, ...]
 
 
@@ -48,28 +48,28 @@ class DataStep:
     index: int  # from 0, over all epochs
     epoch: int
     is_last_of_epoch: bool
-    micro_batches: tuple[Batch, ...]  # as many on every rank
-    global_samples: int  # samples of the step, over all ranks
+    micro_batches: tuple[Batch, ...]  # the same number on every rank
+    global_samples: int  # number of samples in the step, over all ranks
 
     @property
     def sample_ids(self) -> tuple[int, ...]:
-        """Of this rank."""
+        """The samples of this rank."""
         return tuple(i for batch in self.micro_batches for i in batch.sample_ids)
 
 
 class Loader:
-    """Steps over a map dataset (`len` and `[]`) or an iterable one, whose order is its own.
+    """Steps over a map dataset (`len` and `[]`), or over an iterable one in its own order.
 
     batch: samples of an optimizer step over all ranks, whatever their number.
-    micro_batch: samples that one rank takes at once; None: all it has in a step.
-    drop_last: leave out what is less than a batch at the end of an epoch; otherwise that step is smaller.
-    rank, world_size: of this process's context, unless given.
-    num_workers: processes that read the data; 0: this one. The dataset may draw random numbers in either:
-        they are seeded for each sample, and apart from those of the model.
-    prefetch: steps that a thread of this process keeps ready when there are no workers. None: 2 for a dataset
-        known to be safe for that (TensorDataset, or `is_read_in_background = True` on it), else 0. A dataset
+    micro_batch: samples that one rank processes together (default: all it has in a step).
+    drop_last: skip an incomplete batch at the end of an epoch. Otherwise that step is smaller.
+    rank, world_size: place among the ranks (default: this process's context).
+    num_workers: processes that read the data, or 0 for this one. The dataset may draw random numbers in
+        either. They are seeded for each sample, separately from those of the model.
+    prefetch: steps that a thread of this process reads ahead if there are no workers. The default is 2 for a
+        dataset known to be safe (TensorDataset, or `is_read_in_background = True` on it), else 0. A dataset
         read by a thread must not draw random numbers.
-    worker_options: for torch's DataLoader, whose processes the workers are: worker_init_fn and the like.
+    worker_options: options for the workers' DataLoader from torch, such as worker_init_fn.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class Loader:
             drop_last=drop_last,
         )
         self.seed, self.shuffle, self.num_workers = seed, shuffle, num_workers
-        self.num_samples = count_samples(dataset)  # None: it does not tell
+        self.num_samples = count_samples(dataset)  # None if the dataset has no length
         self.is_stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
         self._collate = collate
         self._worker_options = dict(worker_options or {})
         self._pins = pin_memory and torch.cuda.is_available()
-        # one that draws no random numbers, nor does what makes batches of it
+        # Safe in a thread: neither the dataset nor its collation draws random numbers.
         is_safe = (type(dataset) is TensorDataset and collate is None) or getattr(
             dataset, "is_read_in_background", False
         )
@@ -121,24 +121,24 @@ class Loader:
 
     @property
     def has_length(self) -> bool:
-        """Whether the number of steps of an epoch is known before it is read."""
+        """True if the number of steps per epoch is known in advance."""
         return self.num_samples is not None
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of an epoch."""
+        """Number of optimizer steps per epoch."""
         if self.num_samples is None:
             raise SpecError(
-                f"{type(self.dataset).__name__} does not tell how many samples it has, so nobody knows "
-                "the steps of an epoch",
-                hint="say how long to train in steps, or give the dataset a __len__",
+                f"{type(self.dataset).__name__} has no length, so the number of "
+                "steps per epoch is unknown",
+                hint="set the length of the training in steps, or give the dataset a __len__",
             )
         return self.cutting.count_steps(self.num_samples)
 
     def steps(self, *, start: int = 0, stop: int | None = None) -> Generator[DataStep, None, None]:
-        """The steps from number `start` to before `stop`, over epochs; without `stop`, endless."""
+        """Yield the steps from `start` to before `stop`, over epochs, or endlessly without `stop`."""
         if start < 0:
-            raise SpecError(f"steps from {start}", hint="the first step is 0")
+            raise SpecError(f"cannot start at step {start}", hint="the first step is 0")
         steps = _join_steps(self._read(start, stop), pins=self._pins and not self.num_workers)
         if self._depth:
             return prefetch.read_ahead(steps, depth=self._depth)
@@ -184,25 +184,23 @@ class Loader:
         if not self.is_stream and self.num_samples is None:
             raise SpecError(
                 f"{name} has no length",
-                hint="a map dataset needs __len__; one that is only iterated over needs no __getitem__",
+                hint="add __len__ for a map dataset, or remove __getitem__ if it is only iterated over",
             )
         if self.num_samples == 0:
-            raise SpecError(
-                f"{name} has no samples", hint="look whether its path and its filters are right"
-            )
+            raise SpecError(f"{name} has no samples", hint="check its path and its filters")
         if self.num_samples is not None and not self.steps_per_epoch:
             raise SpecError(
-                f"a batch of {self.batch} is more than the {self.num_samples} samples of {name}: "
-                "no step would be left",
-                hint=f"take a batch of at most {self.num_samples}, or drop_last=False",
+                f"a batch of {self.batch} exceeds the {self.num_samples} samples of {name}, "
+                "so there would be no steps",
+                hint=f"use a batch of at most {self.num_samples}, or drop_last=False",
             )
 
 
 class EvalLoader:
-    """Every sample of a dataset exactly once over all ranks, in its own order; one pass for each `iter`.
+    """Loader of every sample of a dataset exactly once over all ranks, in its own order, per `iter`.
 
-    Every rank gets as many batches; the weights are of real samples, so the sum of loss x weight over all
-    ranks, divided by the sum of weights, is the mean over the dataset.
+    Every rank gets the same number of batches, and weights count only real samples. The sum of loss x weight
+    over all ranks, divided by the sum of weights, is therefore the mean over the dataset.
     """
 
     def __init__(self, dataset: Any, *, micro_batch: int, **options: Any) -> None:
@@ -219,7 +217,7 @@ class EvalLoader:
 
     @property
     def num_batches(self) -> int:
-        """Of this rank, as of every other, in one pass."""
+        """Number of batches in one pass, the same on every rank."""
         return self.loader.steps_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
@@ -238,7 +236,7 @@ def _read_here(reader: SampleReader, plans: Iterator[StepPlan]) -> Iterator[Read
 
 
 def _keep_apart(steps: Iterator[DataStep], *, keeps_state: bool) -> Generator[DataStep, None, None]:
-    """The steps, read with random numbers of their own."""
+    """Yield the steps, with the data's random numbers separate from the training's."""
     side = SideRandom(keeps_state=keeps_state)
     while True:
         with side:
@@ -269,7 +267,7 @@ def _join_steps(batches: Iterator[ReadBatch], *, pins: bool) -> Generator[DataSt
 
 
 def _pin(data: Any) -> Any:
-    """The same data in memory from which a GPU copies without waiting."""
+    """Return the same data in pinned memory, from which a GPU copies without waiting."""
     if hasattr(data, "pin_memory"):
         return data.pin_memory()
     if isinstance(data, dict):
@@ -287,7 +285,9 @@ def _find_place(rank: int | None, world_size: int | None) -> tuple[int, int]:
         rank = context.rank if rank is None else rank
         world_size = context.world_size if world_size is None else world_size
     if not 0 <= rank < world_size:
-        raise SpecError(f"rank {rank} of {world_size}", hint="ranks count from 0 to world_size - 1")
+        raise SpecError(
+            f"there is no rank {rank} of {world_size}", hint="ranks count from 0 to world_size - 1"
+        )
     return rank, world_size
 
 
@@ -295,5 +295,5 @@ def _check_numbers(*, batch: int, micro_batch: int | None, num_workers: int) -> 
     if batch < 1 or (micro_batch is not None and micro_batch < 1) or num_workers < 0:
         raise SpecError(
             f"batch={batch}, micro_batch={micro_batch}, num_workers={num_workers}",
-            hint="batches have at least one sample; num_workers=0 reads in this process",
+            hint="give batches of at least one sample, and num_workers=0 to read in this process",
         )

@@ -1,11 +1,12 @@
-"""What the data path needs of a tokenizer, over a tokenizer of Hugging Face or any function of a text.
+"""Wrapper with what the data path needs of a tokenizer, for Hugging Face's or any function of a text.
 
-Texts become tokens; whoever asks also learns the vocabulary's size, the token that ends a document, and a
-fingerprint that changes when the tokenizer does. Of a conversation, `encode_chat` also tells which tokens are
-learned: what the assistant says, to the end of its turn. A chat template that marks generations itself is
-asked; otherwise the text is rendered up to each turn of the assistant and compared, and a template that
-rewrites earlier turns is refused, since its labels would be guesses. Called by token_cache; transformers is
-never imported.
+It turns texts into tokens. It also provides the vocabulary's size, the token that ends a document, and a
+fingerprint that changes with the tokenizer. For a conversation, `encode_chat` also returns which tokens are
+learned: the assistant's turns, up to their end tokens.
+
+If the chat template marks generations itself, its marks are used. Otherwise the text is rendered up to each
+turn of the assistant and compared. A template that rewrites earlier turns is refused, since its labels would
+be guesses. Called by token_cache. This module never imports transformers.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ Message = Mapping[str, Any]
 
 
 class TextTokenizer:
-    """A tokenizer of any kind: of transformers, of tokenizers, or a function from a text to numbers.
+    """Tokenizer of any kind: from transformers, from tokenizers, or a function from a text to numbers.
 
-    key: names it in the cache, where its own fingerprint cannot be known.
+    key: name of the tokenizer in the cache, for one without a fingerprint.
     """
 
     def __init__(
@@ -39,25 +40,25 @@ class TextTokenizer:
         if not (callable(tokenizer) or hasattr(tokenizer, "encode_batch")):
             raise SpecError(
                 f"{type(tokenizer).__name__} is not a tokenizer",
-                hint="give a tokenizer of transformers, or a function from a text to a list of numbers",
+                hint="give a tokenizer from transformers, or a function from a text to a list of numbers",
             )
         self._key = key
         self._vocab_size = vocab_size
 
     @property
     def vocab_size(self) -> int | None:
-        """One more than its largest token, where that is known."""
+        """One more than the largest token, if known."""
         if self._vocab_size is not None or not self.is_hugging_face:
             return self._vocab_size
         return len(self.tokenizer)
 
     @property
     def end_token(self) -> int | None:
-        """The token that ends a document, where it has one."""
+        """The token that ends a document, if there is one."""
         return getattr(self.tokenizer, "eos_token_id", None)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokens of each text, with the special tokens that the tokenizer adds itself."""
+        """Return the tokens of each text, with the special tokens that the tokenizer adds itself."""
         if self.is_hugging_face:
             return self.tokenizer(list(texts), verbose=False)["input_ids"]
         if hasattr(self.tokenizer, "encode_batch"):
@@ -65,20 +66,20 @@ class TextTokenizer:
         return [list(self.tokenizer(text)) for text in texts]
 
     def fingerprint(self) -> str:
-        """The same in every process for the same tokenizer, another one for another."""
+        """Return an id that is the same in every process for equal tokenizers, and differs otherwise."""
         about = f"key:{self._key}" if self._key is not None else _describe(self.tokenizer)
         return hashlib.sha256(about.encode()).hexdigest()
 
 
 def _describe(tokenizer: Any) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if hasattr(backend, "to_str"):  # tokenizers' own: all of it, as JSON
+    if hasattr(backend, "to_str"):  # from the tokenizers library, completely as JSON
         return backend.to_str() + _describe_settings(tokenizer)
     if hasattr(tokenizer, "get_vocab"):
         return json.dumps(tokenizer.get_vocab(), sort_keys=True) + _describe_settings(tokenizer)
     if inspect.isfunction(tokenizer):
         return _describe_function(tokenizer)
-    raise _unknown(type(tokenizer).__name__, "nothing of it can be compared")
+    raise _unknown(type(tokenizer).__name__, "it has no content that can be compared")
 
 
 def _describe_settings(tokenizer: Any) -> str:
@@ -88,7 +89,7 @@ def _describe_settings(tokenizer: Any) -> str:
 
 
 def _describe_function(function: Callable[..., Any]) -> str:
-    """Its code; only where nothing else, which may change, takes part in its result."""
+    """Return the code of a function. Raise if its result depends on objects that may change."""
     closure = inspect.getclosurevars(function)
     others = [
         name
@@ -116,25 +117,25 @@ def _describe_code(code: CodeType) -> str:
 
 def _unknown(name: str, why: str) -> SpecError:
     return SpecError(
-        f"it cannot be told whether {name} is the tokenizer of earlier tokens: {why}",
-        hint='name it, and change the name when it changes: tokenizer_key="my-tokenizer-1"',
+        f"cannot determine whether {name} is the tokenizer of cached tokens: {why}",
+        hint='give it a name such as tokenizer_key="my-tokenizer-1", and change the name with the tokenizer',
     )
 
 
 def encode_chat(
     tokenizer: TextTokenizer, row: Mapping[str, Any], *, where: Callable[[], str]
 ) -> tuple[list[int], list[int]]:
-    """Tokens of a row with `messages` (and perhaps `tools`), and a 1 for each that is learned."""
+    """Return the tokens of a row with `messages` (and optional `tools`), and a 1 for each learned one."""
     messages = [_join_parts(message) for message in row["messages"]]
     _check(tokenizer, messages, where)
-    from jinja2 import TemplateError  # of which transformers makes its chat templates
+    from jinja2 import TemplateError  # transformers' chat templates use it
 
     try:
         return _encode(tokenizer, row, messages, where)
     except TemplateError as error:
         raise SpecError(
             f"{where()}: the chat template refuses these messages: {error}",
-            hint="change the row to what the template takes, or set tokenizer.chat_template",
+            hint="change the row to suit the template, or set tokenizer.chat_template",
         ) from error
 
 
@@ -165,7 +166,7 @@ def _encode(
 def _find_spans(
     tokenizer: Any, messages: Sequence[Message], options: dict[str, Any], where: Callable[[], str]
 ) -> tuple[str, list[tuple[int, int]]]:
-    """The whole text, and from where to where in it the assistant speaks."""
+    """Return the whole text, and the start and end of each assistant turn in it."""
 
     def render(turns: Sequence[Message], *, asks: bool = False) -> str:
         return tokenizer.apply_chat_template(
@@ -181,17 +182,17 @@ def _find_spans(
         until = render(messages[: number + 1])
         if not (text.startswith(until) and until.startswith(before)):
             raise SpecError(
-                f"{where()}: the chat template writes the turn of message {number} in another way once "
-                "others follow, so what the assistant said cannot be found in the text",
+                f"{where()}: the chat template changes the turn of message {number} when "
+                "others follow, so the assistant's words cannot be found in the text",
                 hint="use a chat template that marks it with {% generation %} ... {% endgeneration %}, "
-                "or train on rows with one turn of the assistant, the last",
+                "or train on rows with a single assistant turn at the end",
             )
         spans.append((len(before), len(until)))
     return text, spans
 
 
 def _join_parts(message: Any) -> Any:
-    """The message with its text as one, where it is in parts: few templates know those."""
+    """Return the message with the parts of its text joined, because few templates support parts."""
     parts = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(parts, list):
         return message
@@ -203,28 +204,28 @@ def _join_parts(message: Any) -> Any:
 def _check(tokenizer: TextTokenizer, messages: Sequence[Any], where: Callable[[], str]) -> None:
     if not tokenizer.is_hugging_face or not getattr(tokenizer.tokenizer, "chat_template", None):
         raise SpecError(
-            f"{where()} has messages, and the tokenizer has no chat template",
+            f"{where()} has messages, but the tokenizer has no chat template",
             hint="use the tokenizer of a chat model, set tokenizer.chat_template, or give rows with `text`",
         )
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise SpecError(
                 f"{where()}: message {number} has no role",
-                hint='a message is {"role": "user" or "assistant", "content": "..."}',
+                hint='write messages as {"role": "user" or "assistant", "content": "..."}',
             )
         if message.get("content") is None and message.keys() <= {"role", "content"}:
-            raise SpecError(  # templates write it as "None", which would be learned
+            raise SpecError(  # templates render it as "None", which would be learned
                 f"{where()}: message {number} has no content",
-                hint='write "content": "..."; null is for messages that have tool_calls or the like',
+                hint='write "content": "..."; null is only for messages with tool_calls or similar',
             )
-        if not isinstance(message.get("content"), str | None):  # they would write it as Python does
+        if not isinstance(message.get("content"), str | None):  # templates would render its repr
             kind = type(message["content"]).__name__
             raise SpecError(
-                f"{where()}: the content of message {number} is no text, but a {kind}",
-                hint='write "content": "..."; only text is learned here',
+                f"{where()}: the content of message {number} is a {kind}, not text",
+                hint='write "content": "..."; only text is supported',
             )
     if not any(message["role"] == "assistant" for message in messages):
         raise SpecError(
-            f"{where()}: no message is the assistant's, so there is nothing to learn",
+            f"{where()}: no message has the role assistant, so there is nothing to learn",
             hint="remove the row, or write what the assistant should say",
         )

@@ -1,12 +1,12 @@
-"""Meters: how fast a training goes, and what it waits for. A step costs microseconds and no device sync.
+"""Meters of a training's speed and waits. A step costs microseconds and no device sync.
 
-Held by the trainer, or by a hand-written loop. Each `read` tells of the steps since the last one, so the
-lines of a metrics.jsonl add up; names follow the house (`x_s`, `num_x`, `x_bytes`, and `_share` for 0 to 1).
-Nothing here talks to other ranks.
+The trainer, or a hand-written loop, holds them. Each `read` covers the steps since the last one, so the lines
+of a metrics.jsonl add up. Names follow the project (`x_s`, `num_x`, `x_bytes`, and `_share` for 0 to 1). This
+module does not communicate with other ranks.
 
-What MFU is measured against is the device's rate in a plain matrix product, measured once a process, device
-and type in some tenths of a second. A measured rate is lower than a data sheet's (clocks, power, memory), so
-shares against it are higher than published ones: `Meters(peak_flops=)` takes another number.
+MFU is relative to the device's rate in a plain matrix product. It is measured once per process, device and
+type, in some tenths of a second. A measured rate is lower than a data sheet's (clocks, power, memory), so
+shares of it are higher than published ones. `Meters(peak_flops=)` sets another rate.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ OF_EACH_RANK = (
     "step_p50_s",
     "data_wait_share",
     "memory_peak_bytes",
-)  # what `spread_over_ranks` needs
-_KEPT = 4096  # durations of steps between two reads; sums have all of them
+)  # read by `spread_over_ranks`
+_KEPT = 4096  # step durations kept between two reads; sums cover all steps
 
 
 def measure_matmul_rate(device: torch.device | str, dtype: torch.dtype | None = None) -> float:
-    """Floating-point operations a second of the best of several products; measured once a process.
+    """Return the floating-point operations per second of the best of several products.
 
-    dtype: what the training computes in; by default bfloat16 on an accelerator, float32 on a CPU.
+    Measured once per process.
+
+    dtype: type that the training computes in (default: bfloat16 on an accelerator, float32 on a CPU).
     """
     device = torch.device(device)
     if dtype is None:
@@ -46,7 +48,7 @@ def measure_matmul_rate(device: torch.device | str, dtype: torch.dtype | None = 
 @functools.cache
 def _measure(device: str, dtype: torch.dtype) -> float:
     size = _CPU_SIZE if torch.device(device).type == "cpu" else _CUDA_SIZE
-    rng = torch.Generator(device).manual_seed(0)  # the training's own numbers stay as they are
+    rng = torch.Generator(device).manual_seed(0)  # does not affect the training's random numbers
     with torch.no_grad():
         left = torch.randn(size, size, device=device, generator=rng).to(dtype)
         right = torch.randn(size, size, device=device, generator=rng).to(dtype)
@@ -56,8 +58,8 @@ def _measure(device: str, dtype: torch.dtype) -> float:
 
 
 def _best_of(multiply: Callable[[], object], *, wait: Callable[[], None]) -> float:
-    """Seconds of the fastest round: on a busy machine the others say more about the neighbours."""
-    for _ in range(2):  # libraries choose their kernels, clocks go up
+    """Return the seconds of the fastest round. On a busy machine the others measure its neighbours."""
+    for _ in range(2):  # libraries choose kernels, clocks speed up
         multiply()
     wait()
     best_s = float("inf")
@@ -74,7 +76,7 @@ def _best_of(multiply: Callable[[], object], *, wait: Callable[[], None]) -> flo
 
 
 def _waiter(device: str) -> Callable[[], None]:
-    """Waits until the device has done what it was given."""
+    """Return a function that waits until the device has finished its queued work."""
     kind = torch.device(device).type
     if kind == "cpu":
         return lambda: None
@@ -82,7 +84,7 @@ def _waiter(device: str) -> Callable[[], None]:
 
 
 class Meters:
-    """`step` after each optimizer step, `skip` after what was none, `read` when the numbers are logged."""
+    """Meters of one rank: `step` after an optimizer step, `skip` after other work, `read` to log."""
 
     def __init__(
         self,
@@ -95,12 +97,12 @@ class Meters:
         peak_flops: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Meters of this rank.
+        """Make the meters of this rank.
 
-        flops_per_token, flops_per_sample: what the model needs, forward and backward; 0: no MFU.
-        world_size: over how many devices the counts that `step` gets are spread.
-        dtype: of the matrix product that MFU is measured against; see measure_matmul_rate.
-        peak_flops: of one device, instead of a measured rate.
+        flops_per_token, flops_per_sample: forward and backward operations of the model (0: no MFU).
+        world_size: number of devices that share the counts passed to `step`.
+        dtype: type of the matrix product for MFU. See measure_matmul_rate.
+        peak_flops: operations per second of one device, instead of a measured rate.
         """
         self._flops_per_token = flops_per_token
         self._flops_per_sample = flops_per_sample
@@ -124,7 +126,7 @@ class Meters:
         self._samples = 0
 
     def step(self, *, tokens: int = 0, samples: int = 0, data_wait_s: float = 0.0) -> None:
-        """One optimizer step has ended. tokens, samples: over ALL ranks; data_wait_s: this rank's."""
+        """Count an optimizer step. tokens, samples: over ALL ranks. data_wait_s: this rank's."""
         now_s = self._clock()
         duration_s = now_s - self._last_s
         self._last_s = now_s
@@ -139,13 +141,13 @@ class Meters:
         self._samples += samples
 
     def skip(self) -> None:
-        """What passed since the last step was none: a start, an evaluation, a wait for a checkpoint."""
+        """Exclude the time since the last step: a start, an evaluation, or a wait for a checkpoint."""
         now_s = self._clock()
         self._other_s += now_s - self._last_s
         self._last_s = now_s
 
     def read(self) -> dict[str, float]:
-        """The numbers of the steps since the last read; those of the last read again if there were none."""
+        """Return the numbers of the steps since the last read, or the last ones if there were no steps."""
         if self._num_steps:
             self._reading = {**self._read_rates(), **self._read_times()}
             self._begin_interval()
@@ -181,8 +183,8 @@ class Meters:
 def spread_over_ranks(readings: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the spread of all ranks' readings, in rank order, as numbers to log.
 
-    No rank is called the slowest: collectives give all ranks the same step time. The rank that others wait
-    for may show in its data wait or its memory.
+    No rank is called the slowest, because collectives give all ranks the same step time. The rank that others
+    wait for may show in its data wait or its memory.
     """
     waits = [reading.get("data_wait_share", 0.0) for reading in readings]
     steps = [reading.get("step_p50_s", 0.0) for reading in readings]
@@ -198,7 +200,7 @@ def spread_over_ranks(readings: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def read_memory_peak(device: torch.device) -> float:
-    """The most that tensors took on an accelerator so far; on a CPU the most that this process took."""
+    """Return the peak memory of tensors on an accelerator, or of this process on a CPU."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -206,5 +208,5 @@ def read_memory_peak(device: torch.device) -> float:
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
-    """The nearest of the sorted values."""
+    """Return the nearest of the sorted values."""
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

@@ -1,10 +1,11 @@
-"""Losses, optimizers and learning-rate schedules: by name, as an object, or as a function that makes them.
+"""Losses, optimizers and learning-rate schedules, by name, as an object, or as a function that makes them.
 
-Called by `TorchTrainer` between laying the model out and the first step. Losses are means over a batch: the
-trainer weighs them. Optimizers that were made before the model was sharded are moved to its new parameters.
-Schedules are pure functions of an optimizer step, all with a linear warm-up. With torchao, AdamW's moments
-can take one byte per weight each instead of four, for models that just fit; weights and gradients stay what
-they are, and small tensors keep their moments in float32.
+`TorchTrainer` calls this between laying the model out and the first step. Losses are means over a batch, and
+the trainer weighs them. Optimizers made before the model was sharded are moved to its new parameters.
+Schedules are pure functions of an optimizer step, all with a linear warm-up.
+
+With torchao, AdamW's moments can take one byte per weight each instead of four, for models that just fit.
+Weights and gradients are unaffected, and small tensors keep their moments in float32.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from windlass.near_names import did_you_mean
 from windlass.train.trainer.trainer_options import TrainerOptions
 
 ADAMW_8BIT = "adamw8bit"
-_DECAY_SHARE = 0.2  # of all steps, at the end of "wsd"
+_DECAY_SHARE = 0.2  # of all steps, decaying at the end of "wsd"
 LOSSES: dict[str, Callable[..., Any]] = {
     "cross_entropy": functional.cross_entropy,
     "nll": functional.nll_loss,
@@ -41,11 +42,11 @@ LOSSES: dict[str, Callable[..., Any]] = {
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adamw": AdamW, "adam": Adam, "sgd": SGD}
 
 
-_OWN_STEPPERS = ("optimizer", "scheduler", "lr_scheduler")  # what the trainer itself steps
+_OWN_STEPPERS = ("optimizer", "scheduler", "lr_scheduler")  # stepped by the trainer itself
 
 
 def make_adamw_8bit(groups: list[dict[str, Any]], *, lr: float) -> Optimizer:
-    """The optimizer of these parameters."""
+    """Return an optimizer for these parameter groups."""
     try:
         from torchao.optim import AdamW8bit
     except ImportError as error:
@@ -55,8 +56,8 @@ def make_adamw_8bit(groups: list[dict[str, Any]], *, lr: float) -> Optimizer:
         ) from error
     if any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"]):
         raise SpecError(
-            f"optimizer {ADAMW_8BIT!r} is for parameters that are whole on every rank",
-            hint='strategy "none" or "ddp"; sharded ("fsdp"), the moments of adamw are small already',
+            f"optimizer {ADAMW_8BIT!r} needs parameters that are whole on every rank",
+            hint='use strategy "none" or "ddp"; with "fsdp", the moments of adamw are small already',
         )
     made: Optimizer = AdamW8bit(groups, lr=lr)
     return made
@@ -87,7 +88,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 
 def rate_at(step: int, *, schedule: str, warmup: int, total: int, floor: float = 0.0) -> float:
-    """The share of the full learning rate at a step, from 0 to 1; the first step of a warm-up is not 0."""
+    """Return the share of the full learning rate at a step, from 0 to 1. A warm-up starts above 0."""
     if step < warmup:
         return (step + 1) / (warmup + 1)
     share = min(1.0, (step - warmup) / max(1, total - warmup))
@@ -95,7 +96,7 @@ def rate_at(step: int, *, schedule: str, warmup: int, total: int, floor: float =
 
 
 def refresh_rates(scheduler: object) -> None:
-    """Set the rates of a loaded schedule as it is now: with other steps in all, they are not those saved."""
+    """Set the rates of a loaded schedule. The saved ones differ if the total number of steps changed."""
     if not isinstance(scheduler, NamedSchedule) or scheduler.is_settled:
         return
     for group, value in zip(scheduler.optimizer.param_groups, scheduler.rates(), strict=True):
@@ -107,14 +108,14 @@ def refresh_rates(scheduler: object) -> None:
 
 
 class NamedSchedule(LambdaLR):
-    """Schedule by name: sets the rate after each step and refuses to undo somebody else's change.
+    """Schedule by name that sets the rate after each step and refuses to overwrite other changes.
 
-    A constant schedule leaves the rate alone once its warm-up is over, so a callback may set it.
+    A constant schedule leaves the rate alone after its warm-up, so that a callback may set it.
     """
 
     @property
     def is_settled(self) -> bool:
-        """True if the schedule sets no more rates."""
+        """True if the schedule no longer sets rates."""
         settings = self._settings
         return settings["schedule"] == "constant" and self.last_epoch > settings["warmup"]
 
@@ -132,18 +133,18 @@ class NamedSchedule(LambdaLR):
         ]
 
     def note_rates(self) -> None:
-        """Remember the optimizer's rates as those that this schedule has set."""
+        """Record the optimizer's rates as set by this schedule."""
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
     def get_lr(self) -> list[Any]:
-        """Return the rates to set now; called by `step`."""
+        """Return the rates to set now. Called by `step`."""
         if self.is_settled:
             return [group["lr"] for group in self.optimizer.param_groups]
         self._refuse_other_rates()
         return self.rates()
 
     def _refuse_other_rates(self) -> None:
-        """Raise if the rate is not the one that this schedule has set."""
+        """Raise if the rate is not the one that this schedule set."""
         present = [group["lr"] for group in self.optimizer.param_groups]
         noted = getattr(self, "_last_lr", present)
         for now, last in zip(present, noted, strict=True):
@@ -152,10 +153,10 @@ class NamedSchedule(LambdaLR):
             if now != last:
                 name = self._settings["schedule"]
                 raise SpecError(
-                    f"the learning rate was set to {now:g}, and the schedule {name!r} would set it "
-                    f"back: it was {last:g}",
-                    hint='let one of them set it: take scheduler="constant" without warm-up, or '
-                    "give the other as scheduler=",
+                    f"the learning rate was set to {now:g}, but the schedule {name!r} would reset it "
+                    f"from {last:g}",
+                    hint='let only one of them set it: use scheduler="constant" without warm-up, or '
+                    "pass the other as scheduler=",
                 )
 
 
@@ -171,18 +172,18 @@ def make_schedule(optimizer: Optimizer, schedule: str, *, warmup: int, total: in
 
 
 def make_model(model: Any) -> nn.Module:
-    """The model itself, or what a function without arguments makes."""
+    """Return the model itself, or the one that a function without arguments makes."""
     made = model if isinstance(model, nn.Module) else model() if callable(model) else None
     if not isinstance(made, nn.Module):
         raise SpecError(
-            f"model is a {type(made if callable(model) else model).__name__}, which is no torch.nn.Module",
-            hint="give model=, a function that makes it, or override create_model_loss_optimizer",
+            f"model is a {type(made if callable(model) else model).__name__}, not a torch.nn.Module",
+            hint="give model=, or a function that makes it, or override create_model_loss_optimizer",
         )
     return made
 
 
 def make_loss(loss: Any) -> Callable[..., Any] | None:
-    """A loss by name, or as it was given; None: the model returns its own."""
+    """Return a loss by name, or the given one. None means that the model returns its loss."""
     if not isinstance(loss, str):
         made: Callable[..., Any] | None = loss
         return made
@@ -198,18 +199,18 @@ def make_optimizer(
     *,
     of_loss: Sequence[nn.Parameter] = (),
 ) -> Optimizer:
-    """Return an optimizer by name, class or function; it also trains the loss's own parameters."""
+    """Return an optimizer by name, class or function. It also trains the loss's own parameters."""
     groups = group_by_decay(model, options.weight_decay)
     groups += _group_by_decay(of_loss, options.weight_decay)
     if isinstance(choice, type) and issubclass(choice, Optimizer):
-        _refuse_kind(choice)  # before LBFGS refuses the groups
+        _refuse_kind(choice)  # LBFGS itself would raise about the groups
         return choice(groups, lr=options.lr)
     if callable(choice) and not isinstance(choice, str):
         trained = [p for p in model.parameters() if p.requires_grad]
         if of_loss and any(isinstance(p, DTensor) for p in trained):
             raise SpecError(
                 "optimizer= is a function, the model is sharded, and the loss has parameters",
-                hint="give optimizer= by name or as a class, so that both get groups of their own",
+                hint="give optimizer= by name or as a class, so that both get their own groups",
             )
         made = choice([*trained, *of_loss])
         if not isinstance(made, Optimizer):
@@ -223,8 +224,8 @@ def make_optimizer(
     if not isinstance(choice, str):
         raise SpecError(
             f"optimizer is a {type(choice).__name__}",
-            hint="give one: a name, a class, a function of the parameters, or an optimizer; "
-            "create_model_loss_optimizer may make further ones for train_step to use",
+            hint="give a name, a class, a function of the parameters, or an optimizer; "
+            "create_model_loss_optimizer may make more of them for train_step",
         )
     if choice not in OPTIMIZERS:
         raise SpecError(
@@ -236,15 +237,15 @@ def make_optimizer(
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
-    """Refuse an optimizer whose step needs what the trainer does not give."""
+    """Refuse an optimizer that needs more in a step than the trainer provides."""
     _refuse_kind(type(optimizer))
 
 
 def _refuse_kind(kind: type[Optimizer]) -> None:
     if issubclass(kind, LBFGS):
         raise SpecError(
-            "LBFGS evaluates the loss several times in a step, and the trainer does so once",
-            hint="take another optimizer, such as adamw, or write the loop with windlass.train's parts",
+            "LBFGS evaluates the loss several times in a step, but the trainer does so once",
+            hint="use another optimizer such as adamw, or write your own loop with windlass.train",
         )
 
 
@@ -257,7 +258,7 @@ def own_parameters(loss: Any, model: nn.Module) -> list[nn.Parameter]:
 
 
 def group_by_decay(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups: matrices decay; biases, norms and other vectors do not."""
+    """Return parameter groups. Matrices decay, but biases, norms and other vectors do not."""
     return _group_by_decay(model.parameters(), weight_decay)
 
 
@@ -275,13 +276,13 @@ def _group_by_decay(
 def make_scheduler(
     choice: Any, optimizer: Optimizer, options: TrainerOptions, *, total: int
 ) -> LRScheduler:
-    """A scheduler by name, as it was given, or from a function of the optimizer."""
+    """Return a scheduler by name, the given one, or one from a function of the optimizer."""
     if isinstance(choice, str):
         return make_schedule(optimizer, choice, warmup=options.warmup, total=total)
     if options.warmup:
         raise SpecError(
-            f"warmup={options.warmup} does not go with a scheduler of your own",
-            hint="let the scheduler warm up (SequentialLR), and give warmup=0",
+            f"warmup={options.warmup} cannot be combined with your own scheduler",
+            hint="let the scheduler warm up (SequentialLR), and set warmup=0",
         )
     made = choice if isinstance(choice, LRScheduler) else choice(optimizer)
     if not isinstance(made, LRScheduler):
@@ -295,21 +296,21 @@ def make_scheduler(
 def check_plateau(
     scheduler: ReduceLROnPlateau, options: TrainerOptions, *, validates: bool
 ) -> None:
-    """Refuse ReduceLROnPlateau where no validation gives it a metric, or one to the contrary."""
+    """Refuse ReduceLROnPlateau without validations, or with a mode other than `best`."""
     if not validates:
         raise SpecError(
-            "ReduceLROnPlateau waits for validations, and there are none",
-            hint="give data for validation and validate_every, or take another scheduler",
+            "ReduceLROnPlateau needs validations, but there are none",
+            hint="give validation data and validate_every, or use another scheduler",
         )
     if scheduler.mode != options.best:
         raise SpecError(
-            f"ReduceLROnPlateau has mode={scheduler.mode!r}, and best is {options.best!r}",
-            hint=f"both judge {options.best_metric!r}: give them the same",
+            f"ReduceLROnPlateau has mode={scheduler.mode!r}, but best is {options.best!r}",
+            hint=f"both judge {options.best_metric!r}, so set them to the same value",
         )
 
 
 def find_further(trainer: object) -> dict[str, Optimizer | LRScheduler]:
-    """Return the optimizers and schedulers that a trainer has besides its own, by attribute."""
+    """Return the optimizers and schedulers that a trainer has in addition to its own, by attribute."""
     further: dict[str, Optimizer | LRScheduler] = {}
     for name, value in vars(trainer).items():
         if name in _OWN_STEPPERS:
@@ -336,7 +337,7 @@ def find_steppers(trainer: Any) -> dict[str, Any]:
 def check_further(
     further: Mapping[str, Any], optimizer: Optimizer, model: nn.Module, loss: Any
 ) -> None:
-    """Refuse further optimizers whose parameters are unknown, or trained by the trainer's as well."""
+    """Refuse further optimizers whose parameters are unknown, or trained by the trainer too."""
     own = {p for group in optimizer.param_groups for p in group["params"]}
     for attribute, other in further.items():
         if not isinstance(other, Optimizer):
@@ -349,7 +350,7 @@ def check_further(
         if shared:
             raise SpecError(
                 f"self.{attribute} trains {shared[0]}, and so does the trainer's own optimizer",
-                hint="set self.optimizer too, to one that has the other parameters only",
+                hint="also set self.optimizer, to one with only the other parameters",
             )
 
 
@@ -364,14 +365,14 @@ def _named(model: nn.Module, loss: Any) -> dict[str, nn.Parameter]:
 def name_parameters(
     optimizer: Any, model: nn.Module, loss: Any = None, *, called: str = "the optimizer"
 ) -> list[list[str]]:
-    """Return the names of an optimizer's parameters, by group; an empty list if it is not made yet."""
+    """Return the names of an optimizer's parameters, by group, or an empty list if it is not made yet."""
     if not isinstance(optimizer, Optimizer):
         return []
     names = {parameter: name for name, parameter in _named(model, loss).items()}
     groups = [group["params"] for group in optimizer.param_groups]
     if any(parameter not in names for group in groups for parameter in group):
         raise SpecError(
-            f"{called} has parameters that the model does not have",
+            f"{called} has parameters that are not in the model",
             hint="give optimizer= as a function of the parameters",
         )
     return [[names[parameter] for parameter in group] for group in groups]
@@ -380,14 +381,14 @@ def name_parameters(
 def move_optimizer(
     optimizer: Optimizer, names: list[list[str]], model: nn.Module, loss: Any = None
 ) -> None:
-    """Let an optimizer train the parameters that have these names now: sharding has replaced them."""
+    """Point an optimizer to the parameters that have these names now, after sharding replaced them."""
     parameters = _named(model, loss)
     for group, members in zip(optimizer.param_groups, names, strict=True):
         group["params"] = [parameters[name] for name in members]
 
 
 def move_to(data: Any, device: torch.device) -> Any:
-    """A batch on a device: tensors in lists, tuples and dicts; anything else stays as it is."""
+    """Move the tensors in lists, tuples and dicts of a batch to a device, and return it."""
     if isinstance(data, torch.Tensor):
         return data if data.device == device else data.to(device, non_blocking=True)
     if isinstance(data, dict):
@@ -397,5 +398,5 @@ def move_to(data: Any, device: torch.device) -> Any:
     if isinstance(data, (list, tuple)):
         return type(data)(move_to(value, device) for value in data)
     if isinstance(data, Mapping) and callable(to := getattr(data, "to", None)):
-        return to(device)  # a BatchEncoding of transformers
+        return to(device)  # such as transformers' BatchEncoding
     return data
