@@ -84,7 +84,7 @@ class JobCancelled(JobError):
 
 
 class StepFailed(JobError):
-    """A step of an image (pip_install, run) failed on a node. The next call runs it again."""
+    """A step of an image (pip_install, run) failed on a node. It runs again next time."""
 
 
 class NodeLost(WindlassError):

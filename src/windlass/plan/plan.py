@@ -253,7 +253,7 @@ def make_job_env(
 def count_procs(work: Command, spec: JobSpec) -> int:
     """Return how many processes a command starts per node.
 
-    That is its own number if set, else one per GPU, else the command's `--nproc-per-node`.
+    That is its own number if set, else one per GPU, else the command's `--nproc-per-node`, else `spec.procs`.
     """
     if work.procs:
         return work.procs

@@ -209,7 +209,7 @@ def _check_request(pod: PodSpec, name: str, value: str) -> None:
     known = {"cpus": pod.cpus, "memory": pod.memory, "ephemeral_storage": pod.ephemeral_storage}
     if name not in known:
         raise SpecError(
-            f"unknown resource {name!r}",
+            f"unknown resource {name!r:.60}",
             hint=f"--request accepts {', '.join(known)}",
         )
     check = check_cpus if name == "cpus" else check_bytes

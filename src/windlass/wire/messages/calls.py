@@ -191,7 +191,7 @@ class CallUnknown(Message, kind="unknown"):
 
 
 class LeadEnding(Message, kind="leaving"):
-    """The lead rejects the call because it is about to close the connection."""
+    """The lead is stopping, so it does not accept the call and will close the connection."""
 
     id: str
 
