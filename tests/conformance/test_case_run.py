@@ -97,7 +97,7 @@ def test_an_interrupt_ends_it_with_the_rows_so_far(cases, how):
         (["-e", "moon"], "there is no engine 'moon'", 2),
         (["-e", "statefulset"], "statefulset", 2),
         (["-e", "local", "-k", "no_such_case"], "no case matches 'no_such_case'", 2),
-        (["-e", "local", "--shared-claim", "x"], "--shared-claim is for a cluster", 2),
+        (["-e", "local", "--shared-claim", "x"], "--shared-claim is only for clusters", 2),
         (["-e", "kubernetes"], "image", 2),
     ],
 )

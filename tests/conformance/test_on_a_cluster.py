@@ -40,12 +40,12 @@ def is_there(space, namespace):
 
 @pytest.mark.timeout(400)
 def test_it_runs_in_a_namespace_of_its_own_which_goes(space):
-    words = ["-k", "rank_order or starts_everybody_again", "--json"]
+    words = ["-k", "rank_order or starts_every_rank_again", "--json"]
     process = start(space, *words)
     out, err = process.communicate(timeout=380)
     assert process.returncode == 0, err
     assert {row["case"]: row["result"] for row in json.loads(out)} == {
-        "test_life::test_restart_starts_everybody_again": "passed",
+        "test_life::test_restart_starts_every_rank_again": "passed",
         "test_results::test_every_rank_in_rank_order": "passed",
     }
     assert not is_there(space, read_namespace(err))
@@ -82,7 +82,7 @@ def test_a_namespace_with_jobs_is_left_alone(space, monkeypatch):
         process = start(space, "--namespace", space.namespace)
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out) == (2, "")
-        assert f"namespace {space.namespace} has jobs in it" in err
+        assert f"namespace {space.namespace} already has jobs" in err
         assert not job.done()
     finally:
         job.cancel(now=True)

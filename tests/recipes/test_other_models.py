@@ -57,15 +57,15 @@ def test_a_run_does_not_go_on_with_another_model_or_scale_or_optimizer(work, cap
     more = [*first, "--steps", "2"]
     main([*FLAGS, *first])
     capsys.readouterr()
-    assert "the model was another" in refuse(capsys, *more, "--model-local-dir", "other")
-    assert "the optimizer was another" in refuse(capsys, *more, "--optimizer", "adamw8bit")
+    assert "the model was " in refuse(capsys, *more, "--model-local-dir", "other")
+    assert "the optimizer was " in refuse(capsys, *more, "--optimizer", "adamw8bit")
     shutil.move(work / "m", work / "moved")  # the same, elsewhere
     main([*FLAGS, *more, "--model-local-dir", "moved"])
     assert "step=1/2" in capsys.readouterr().out
     adapters = ["--model-local-dir", "moved", "--run-id", "lora", "--lora", "4"]
     main([*FLAGS, *first, *adapters])
     capsys.readouterr()
-    assert "--lora-alpha was another" in refuse(capsys, *more, *adapters, "--lora-alpha", "64")
+    assert "--lora-alpha was " in refuse(capsys, *more, *adapters, "--lora-alpha", "64")
 
 
 def test_a_run_does_not_go_on_with_other_adapters(work, capsys):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.mark.timeout(300)
 def test_what_the_role_does_not_allow_is_skipped(plain: Ground) -> None:
-    words = ["-e", "kubernetes", "-k", "rank_order or starts_everybody_again", "--json"]
+    words = ["-e", "kubernetes", "-k", "rank_order or starts_every_rank_again", "--json"]
     ran = subprocess.run(
         [sys.executable, "-m", "windlass.cli.main", "conformance", *words],
         env=os.environ,
@@ -26,7 +26,7 @@ def test_what_the_role_does_not_allow_is_skipped(plain: Ground) -> None:
     assert ran.returncode == 0, ran.stderr
     rows = {row["case"].partition("::")[2]: row for row in json.loads(ran.stdout)}
     assert rows["test_every_rank_in_rank_order"]["result"] == "passed"
-    again = rows["test_restart_starts_everybody_again"]
+    again = rows["test_restart_starts_every_rank_again"]
     assert again["result"] == "skipped"
     assert again["reason"].startswith("pods share no folder: you may not create pods")
     plain.wait_for_nothing()

@@ -1,6 +1,6 @@
-"""The contract suite, for users: `windlass conformance` runs it on an engine of theirs.
+"""The contract suite for users: `windlass conformance` runs it on their engine.
 
-`cases/` is no package but a project, as a user's is: it is copied to a folder of its own, its functions
-travel from there to the nodes, and pytest runs it. Nothing here is loaded by `import windlass`, and nothing
-of it is part of the agent. pytest is an extra: `pip install 'windlass[conformance]'`.
+`cases/` is not a package but a project like a user's. It is copied to a temporary folder, pytest runs it
+there, and its functions are sent to the nodes. `import windlass` loads nothing from here, and the agent does
+not include it. pytest is an optional dependency: `pip install 'windlass[conformance]'`.
 """

@@ -1,6 +1,6 @@
-"""The pytest plugin with which a user's cases run: on which engine, where, which of them, and how each ended.
+"""Pytest plugin for a user's cases: sets the engine and the place, selects cases, and records results.
 
-The conftest of the cases is the other half, and is the same wherever they run.
+The conftest of the cases is independent of where they run.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _FILES_S = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseChoice:
-    """What was asked for. No place: this machine."""
+    """Options of a run. Without a place, the cases run on this machine."""
 
     engine: str
-    can: frozenset[str]  # of the engine
+    can: frozenset[str]  # capabilities of the engine
     place: ConformancePlace | None = None
     claim: str = ""
     runs_all: bool = False
@@ -37,7 +37,7 @@ CHOICE = pytest.StashKey[CaseChoice]()
 
 @dataclass(slots=True, kw_only=True)
 class CaseRecorder:
-    """Tells pytest what was chosen, and hears how each case ended."""
+    """Passes the options to pytest, and reports the result of each case."""
 
     choice: CaseChoice
     begin: Callable[[list[str]], None]
@@ -68,7 +68,7 @@ class CaseRecorder:
 
 
 def name_case(nodeid: str, engine: str) -> str:
-    """The case without its engine: `test_life.py::test_x[local-a]` is `test_life::test_x[a]`."""
+    """Return the case without its engine: `test_life.py::test_x[local-a]` becomes `test_life::test_x[a]`."""
     case = nodeid.replace(".py::", "::")
     for here, short in ((f"[{engine}]", ""), (f"[{engine}-", "["), (f"-{engine}]", "]")):
         case = case.replace(here, short)
@@ -76,7 +76,7 @@ def name_case(nodeid: str, engine: str) -> str:
 
 
 def make_result(case: str, phases: list[pytest.TestReport]) -> CaseResult:
-    """One row from what pytest says of setup, call and teardown."""
+    """Return one row from pytest's reports of setup, call and teardown."""
     seconds = sum(report.duration for report in phases)
     for report in phases:
         if report.failed:
@@ -94,7 +94,7 @@ def make_result(case: str, phases: list[pytest.TestReport]) -> CaseResult:
     return CaseResult(case=case, result=PASSED, seconds=seconds)
 
 
-# -- which cases, and on what --------------------------------------------------------------------
+# -- which cases run, and where ------------------------------------------------------------------
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -106,13 +106,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _find_obstacle(case: pytest.Item, choice: CaseChoice) -> str:
-    """Why a case cannot hold on the engine."""
+    """Return why a case cannot run on the engine, or an empty string."""
     elsewhere = case.get_closest_marker("cluster_only" if choice.place is None else "local_only")
     if elsewhere:
         return str(elsewhere.args[0])
     wanted = {mark.args[0] for mark in case.iter_markers("needs_can")}
     lacks = sorted(wanted - choice.can)
-    return f"the engine {choice.engine} does not have: {', '.join(lacks)}" if lacks else ""
+    return f"the engine {choice.engine} does not support: {', '.join(lacks)}" if lacks else ""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -127,12 +127,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = chosen
 
 
-# -- what the cases ask for ----------------------------------------------------------------------
+# -- fixtures of the cases -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
 def space(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The user's namespace; with a folder that pods share, where a case wants one and it can be had."""
+    """Provide the user's namespace, with a folder that pods share if a case needs one and it is available."""
     choice = request.config.stash[CHOICE]
     place = choice.place
     if place is None:

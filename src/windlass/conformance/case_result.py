@@ -1,4 +1,4 @@
-"""How one case of the contract suite ended. Knows nothing of pytest."""
+"""Result of one case of the contract suite. Does not import pytest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
-    """One row of the table: `reason` is one line, `detail` the whole story of a failure."""
+    """One row of the table, with a one-line `reason` and the full `detail` of a failure."""
 
     case: str
     result: str

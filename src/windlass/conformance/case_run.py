@@ -1,4 +1,4 @@
-"""Running the cases: a project of their own, made of the files beside this one, and pytest in it."""
+"""Runs the cases with pytest, in a temporary project that is a copy of `cases/`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _AGAIN = "pip install --upgrade 'windlass[conformance]'"
 
 
 def check_pytest() -> None:
-    """Raise where pytest is not installed, which nothing else of Windlass needs."""
+    """Raise EngineMissing if pytest is not installed. No other part of Windlass needs it."""
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
         raise EngineMissing(
             "windlass conformance needs pytest", hint="pip install 'windlass[conformance]'"
@@ -48,9 +48,9 @@ def run_cases(
     begin: Callable[[list[str]], None],
     tell: Callable[[CaseResult], None],
 ) -> None:
-    """Run the cases that are chosen, and tell how each ended; what is missing is an error before the first.
+    """Run the chosen cases and report each result. Missing requirements raise before the first case.
 
-    `begin` is given the names of all of them. KeyboardInterrupt comes after everything is cleaned up.
+    `begin` receives the names of all cases. KeyboardInterrupt is raised after the cleanup.
     """
     from windlass.conformance.case_plugin import CaseChoice, CaseRecorder
 
@@ -75,7 +75,7 @@ def run_cases(
 
 @contextlib.contextmanager
 def _clean_end() -> Iterator[None]:
-    """Whoever ends this process by SIGTERM means what Ctrl-C means: nothing is to be left."""
+    """Treat SIGTERM like Ctrl-C, so that the cleanup runs."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -91,7 +91,7 @@ def _open_place(
 
         return open_place(settings)
     if claim:
-        raise SpecError("--shared-claim is for a cluster", hint="leave it out")
+        raise SpecError("--shared-claim is only for clusters", hint="leave it out")
     return contextlib.nullcontext()
 
 
@@ -103,20 +103,22 @@ def _run_pytest(recorder: CaseRecorder, project: Path, scratch: Path, keyword: s
     words = ["-c", str(project / "pytest.ini"), f"--rootdir={project}", f"--basetemp={scratch}"]
     words += ["-p", "no:cacheprovider", "-p", "pytest_timeout", str(project)]
     words += ["-k", keyword] if keyword else []
-    # pytest's own report goes nowhere: ours is the table
+    # discard pytest's own report, because the table replaces it
     with _at_home(project), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         code = pytest.main(words, plugins=[recorder, case_plugin])
     if recorder.collect_error:
         raise EngineError(f"the cases cannot be loaded:\n{recorder.collect_error}")
     if code == pytest.ExitCode.NO_TESTS_COLLECTED:
-        raise SpecError(f"no case matches {keyword!r}", hint="windlass conformance --all runs all")
+        raise SpecError(
+            f"no case matches {keyword!r}", hint="run all cases with: windlass conformance --all"
+        )
     if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
         raise EngineError(f"pytest could not run the cases (exit code {code:d})", hint=_AGAIN)
 
 
 @contextlib.contextmanager
 def _make_project() -> Iterator[tuple[Path, Path]]:
-    """The cases as a project of its own, and a folder for what they write."""
+    """Create a project from the cases, and a folder for the files they write."""
     with tempfile.TemporaryDirectory(prefix="windlass-conformance-") as folder:
         project = Path(folder).resolve() / "project"
         shutil.copytree(CASES, project, ignore=shutil.ignore_patterns("__pycache__"))
@@ -127,7 +129,7 @@ def _make_project() -> Iterator[tuple[Path, Path]]:
 
 @contextlib.contextmanager
 def _at_home(project: Path) -> Iterator[None]:
-    """In the project, with no options or plugins of pytest that the user has for other projects."""
+    """Enter the project, without the user's pytest options and plugins."""
     here, environ = Path.cwd(), dict(os.environ)
     os.environ.pop("PYTEST_ADDOPTS", None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"

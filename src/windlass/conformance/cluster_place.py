@@ -1,7 +1,8 @@
-"""Where cases run on a user's cluster: a namespace, checked before any case starts, and left as it was.
+"""Namespace for the cases on a user's cluster, checked before any case starts and restored afterwards.
 
-With a namespace in the settings that one is used, if no job is in it; else one is made for the run. What the
-cluster or the user lacks is one error, told before anything is made; a first job shows that pods start.
+If the settings name a namespace, the cases run in it, provided that it has no jobs. Otherwise one is created
+for the run. Missing APIs or permissions raise one error before anything is created. A first job checks that
+pods start.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ from windlass.waiting import wait_until
 
 LABEL = "windlass-conformance"
 _STEM = "windlass-conformance"
-# what a user's cluster may want of every pod; what cases are about is left to them
+# settings that a user's cluster may require of every pod, without those that the cases test
 _CARRIED = (
     *("context", "python", "cpus", "memory", "ephemeral_storage", "shm", "requests"),
     *("node_selector", "tolerations", "priority_class", "queue", "runtime", "service_account"),
     *("run_as", "pull_secrets", "annotations", "patch"),
 )
-_FIRST_JOB_S = 900.0  # its image may have to be pulled
+_FIRST_JOB_S = 900.0  # includes the time to pull its image
 _KNOWN_S = 60.0
 _GONE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConformancePlace:
-    """What every job of the cases has in common. `config` is a settings file, `label` marks their objects."""
+    """Properties that all jobs of the cases share. `config` is a settings file, `label` marks objects."""
 
     api: Api
     image: str
@@ -55,7 +56,7 @@ class ConformancePlace:
 
 @contextmanager
 def open_place(settings: Settings) -> Iterator[ConformancePlace]:
-    """The namespace while it is needed; one that was made for it is gone afterwards."""
+    """Provide a namespace. One that was created for the run is deleted afterwards."""
     dialect = load_dialect(settings.engine)
     run = secrets.token_hex(4)
     is_own = not settings.namespace
@@ -84,11 +85,11 @@ def open_place(settings: Settings) -> Iterator[ConformancePlace]:
             _remove_namespace(api)
 
 
-# -- before anything is made ---------------------------------------------------------------------
+# -- before anything is created ------------------------------------------------------------------
 
 
 def _prepare_first(settings: Settings, namespace: str, run: str) -> Prepared:
-    """A job of two pods that does nothing, decided: a setting that is missing or wrong is told by this."""
+    """Prepare a job of two pods that does nothing, so that invalid or missing settings raise here."""
     flags = {
         "engine": settings.engine,
         "context": settings.context,
@@ -108,17 +109,17 @@ def _check_exists(api: Api) -> None:
     except NotFound as error:
         raise EngineError(
             f"there is no namespace {api.namespace}",
-            hint=f"kubectl create namespace {api.namespace}, or leave out --namespace to have one made",
+            hint=f"kubectl create namespace {api.namespace}, or leave out --namespace to use a temporary one",
         ) from error
     except Forbidden:
-        pass  # who has rights in one namespace may not see even that
+        pass  # users with rights in one namespace may not be allowed to read it
 
 
 def _check_has_no_jobs(api: Api, dialect: Dialect) -> None:
     if jobs := api.list(dialect.kind, labels=names.LABEL_JOB):
         raise SpecError(
-            f"namespace {api.namespace} has jobs in it ({name_of(jobs[0])}), and the cases count jobs",
-            hint="name a namespace without jobs, or leave out --namespace to have one made",
+            f"namespace {api.namespace} already has jobs ({name_of(jobs[0])}), and the cases count jobs",
+            hint="pass a namespace without jobs, or leave out --namespace to use a temporary one",
         )
 
 
@@ -126,7 +127,7 @@ def _create(api: Api) -> None:
     if not may(api, "create", "namespaces"):
         raise SpecError(
             "the cases need a namespace without jobs, and you may not create one",
-            hint="name one with --namespace",
+            hint="pass one with --namespace",
         )
     api.create(NAMESPACES, {"metadata": {"name": api.namespace}})
 
@@ -135,7 +136,7 @@ def _create(api: Api) -> None:
 
 
 def _run_first(prepared: Prepared) -> None:
-    """Images are pulled now, and what keeps pods from running is told once."""
+    """Run a first job, which pulls the images and reports once what keeps pods from running."""
     job = prepared.start()
     try:
         status = job.wait(_FIRST_JOB_S, say=lambda _: say(_explain(job)))
@@ -144,7 +145,7 @@ def _run_first(prepared: Prepared) -> None:
     except WaitTimeout as error:
         raise EngineError(
             f"a first job of two pods did not start in {_FIRST_JOB_S:g} s: {_explain(job)}",
-            hint=f"windlass doctor -e {job.ref.engine} --deep looks at what pods need",
+            hint=f"check what pods need with: windlass doctor -e {job.ref.engine} --deep",
         ) from error
     finally:
         job.cancel(now=True)
@@ -163,7 +164,7 @@ def _remove_namespace(api: Api) -> None:
         lambda: not api.list(NAMESPACES, fields=f"metadata.name={name}"),
         timeout_s=_GONE_S,
         every_s=0.5,
-        say=lambda _: say(f"waiting for namespace {name} to be gone"),
+        say=lambda _: say(f"waiting for namespace {name} to be deleted"),
     )
     if not is_gone:
         say(f"namespace {name} is still being deleted: kubectl get namespace {name}")
@@ -173,7 +174,7 @@ def _remove_namespace(api: Api) -> None:
 
 
 def render_config(settings: Settings, labels: Mapping[str, str]) -> str:
-    """A settings file of what the user's settings want of every pod."""
+    """Render a settings file with the user's settings that apply to every pod."""
     values = {name: settings.value(name) for name in _CARRIED if settings.origin(name) != "default"}
     values["labels"] = {**settings.labels, **labels}
     return "".join(f"{name} = {_render_toml(value)}\n" for name, value in values.items())

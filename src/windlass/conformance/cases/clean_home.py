@@ -1,4 +1,4 @@
-"""What every case needs: a home of its own, a clean environment, and proof that nothing is left running."""
+"""A fixture for every case: a home of its own, a clean environment, and a check for leftover processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from waits import find_left_over, wait_for
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home of its own; afterwards nothing of its jobs may be running."""
+    """Provide a home of its own. Afterwards none of its jobs may be running."""
     for name in list(os.environ):
         if name.startswith(("WINDLASS_", "TORCHELASTIC_")) or name == "NO_COLOR":
             monkeypatch.delenv(name)

@@ -1,7 +1,7 @@
-"""Files that pods and a test both see: a claim, and a small server in a pod that mounts it.
+"""Files that pods and a test can both access: a claim, and a small server in a pod that mounts it.
 
-`SERVER` is the program in that pod, `Files` the test's side of it, over port-forward: it works on every
-cluster, from every place. No paths of the host.
+`SERVER` is the program in the pod. `Files` is its client in the test, connected by port-forward. It works on
+every cluster and from any machine, because it uses no paths of the host.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ server.serve_forever()
 
 
 class Files:
-    """Reads and writes below `ROOT` of the claim, from outside."""
+    """Reads and writes files of the claim below `ROOT`, from outside the cluster."""
 
     def __init__(self, dial: Callable[[], socket.socket]) -> None:
         self._connection = _Connection(dial)
@@ -68,7 +68,7 @@ class Files:
         assert code == 200, f"writing {path}: {code}"
 
     def read(self, path: str) -> bytes | None:
-        """None when there is no such file."""
+        """Return the content of a file, or None if it does not exist."""
         code, body = self._ask("GET", path)
         return body if code == 200 else None
 
@@ -83,7 +83,7 @@ class Files:
         try:
             return self._ask_once(method, path, body)
         except (OSError, http.client.HTTPException):
-            # A forward that has been idle may be gone; all requests here may be sent twice.
+            # an idle forward may have closed, and every request here is safe to repeat
             self._connection.close()
             return self._ask_once(method, path, body)
 
@@ -94,7 +94,7 @@ class Files:
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTP over a socket that somebody else opens."""
+    """HTTP over a socket that `dial` opens."""
 
     def __init__(self, dial: Callable[[], socket.socket]) -> None:
         super().__init__("pod", PORT)

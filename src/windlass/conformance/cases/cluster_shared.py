@@ -1,7 +1,7 @@
-"""A folder that the ranks of a job and its test both see, wherever the ranks are.
+"""A folder that a job's ranks and its test can both access, wherever the ranks run.
 
-Ranks use `path` as any folder; the test has the methods. On one machine it is a folder, on a cluster a
-folder of a claim.
+Ranks use `path` as an ordinary folder, and the test uses the methods. On one machine it is a local folder, on
+a cluster a folder of a claim.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _WAIT_S = 120.0
 
 
 class SharedFolder(Protocol):
-    """What a test may do with it."""
+    """Operations that a test can perform on the folder."""
 
     @property
     def path(self) -> str:
-        """Where the ranks find it."""
+        """Path of the folder for the ranks."""
 
     def touch(self, name: str) -> None: ...
 
@@ -33,11 +33,11 @@ class SharedFolder(Protocol):
     def names(self) -> set[str]: ...
 
     def wait_for(self, *names: str) -> None:
-        """Until they are all there."""
+        """Wait until all these files exist."""
 
 
 class LocalFolder:
-    """A folder of this machine."""
+    """Folder on this machine."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -64,7 +64,7 @@ class LocalFolder:
 
 
 class ClusterFolder:
-    """A folder of a claim."""
+    """Folder of a claim."""
 
     def __init__(self, files: Files, name: str) -> None:
         self._files = files
@@ -95,7 +95,7 @@ class ClusterFolder:
 
 
 def make_shared(files: Files | None, folder: Path) -> SharedFolder:
-    """One of a test's own: on the cluster whose `files` these are, else below `folder`."""
+    """Create a folder for one test: in the claim of `files`, or below `folder` without one."""
     if files is None:
         return LocalFolder(folder / "shared")
     return ClusterFolder(files, secrets.token_hex(4))

@@ -1,8 +1,8 @@
-"""A place on a cluster where cases run: a namespace, and where it can be had, a folder that its pods share.
+"""Place for the cases on a cluster: a namespace, and a folder shared by its pods if the cluster supports it.
 
-`open_space` makes a namespace of its own, with restricted Pod Security, and takes it away. `open_files` makes
-the folder in any namespace: a claim, unless one is named, and a pod that serves it. Works on every cluster
-whose default storage class gives claims that many pods may write; `NoSharedFolder` says why on others.
+`open_space` creates a namespace with restricted Pod Security and deletes it afterwards. `open_files` provides
+the folder in any namespace: a claim, created unless one is named, and a pod that serves its files. This needs
+a default storage class that supports ReadWriteMany claims. `NoSharedFolder` has the reason if it does not.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _START_S = 240.0
 
 
 class NoSharedFolder(Exception):
-    """Pods of this cluster cannot share a folder with each other and with the cases; why."""
+    """Raised with the reason if pods cannot share a folder with each other and with the cases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """Where the cases of one process run. No `files`: pods share no folder, and `no_files` says why."""
+    """Place for one process's cases. If pods share no folder, `files` is None and `no_files` says why."""
 
     api: Api
     image: str
     claim: str = ""
     files: Files | None = None
     no_files: str = ""
-    config: str = ""  # a settings file that holds for every job
-    label: str = ""  # KEY=VALUE of the jobs that are ours; empty: all in the namespace are
+    config: str = ""  # settings file for every job
+    label: str = ""  # KEY=VALUE of this run's jobs (default: all jobs in the namespace)
 
     @property
     def namespace(self) -> str:
@@ -57,7 +57,7 @@ class Space:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The variables with which every job of a case is in here."""
+        """Environment variables that place every job of a case here."""
         settings = {
             "WINDLASS_ENGINE": "kubernetes",
             "WINDLASS_NAMESPACE": self.namespace,
@@ -66,18 +66,18 @@ class Space:
         return settings | ({"WINDLASS_VOLUMES": f"{self.claim}:{ROOT}"} if self.files else {})
 
     def may(self, verb: str, resource: str) -> bool:
-        """Whether the user has a right that jobs do not need and a case does."""
+        """Return whether the user has a right that a case needs and jobs do not."""
         return may(self.api, verb, resource, namespace=self.namespace)
 
     def list_foreign(self, kind: ObjectKind) -> set[str]:
-        """The ids of the jobs of this kind that somebody else has in the namespace."""
+        """Return the ids of jobs of this kind in the namespace that belong to others."""
         if not self.label:
             return set()
         others = self.api.list(kind, labels=self.label.replace("=", "!="))
         return {read_job_id(body) for body in others}
 
     def find_objects(self, labels: str, main: ObjectKind = JOBS) -> list[str]:
-        """Everything a job is made of that has these labels, as KIND/NAME; `main` is the kind of a job."""
+        """Return all objects of a job with these labels, as KIND/NAME. `main` is the kind of a job."""
         return [
             f"{kind.name}/{body['metadata']['name']}"
             for kind in (main, *_KINDS)
@@ -87,14 +87,14 @@ class Space:
 
 @contextmanager
 def open_space(stem: str, *, image: str) -> Iterator[Space]:
-    """A namespace whose name starts with `stem`, with files; gone afterwards with all that is in it."""
+    """Create a namespace whose name starts with `stem`, with files. Delete it afterwards."""
     with open_namespace(stem) as api, open_files(api, image=image, name="shared") as (claim, files):
         yield Space(api=api, image=image, claim=claim, files=files)
 
 
 @contextmanager
 def open_namespace(stem: str) -> Iterator[Api]:
-    """A namespace in which pods can be made."""
+    """Create a namespace in which pods can start, and delete it afterwards."""
     name = f"{stem}-{secrets.token_hex(4)}"
     api = connect(namespace=name)
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -110,7 +110,7 @@ def open_namespace(stem: str) -> Iterator[Api]:
 def open_files(
     api: Api, *, image: str, name: str, claim: str = "", timeout_s: float = _START_S
 ) -> Iterator[tuple[str, Files]]:
-    """A claim and the files in it, served by a pod `name`; gone afterwards, unless the claim was given."""
+    """Serve the files of a claim from a pod `name`. Afterwards delete both, but keep a given claim."""
     _check_rights(api, () if claim else (PVCS,))
     if not claim:
         api.create(PVCS, make_claim(name))
@@ -127,7 +127,7 @@ def open_files(
 def serve_files(
     api: Api, *, image: str, name: str, claims: Mapping[str, str], timeout_s: float = _START_S
 ) -> Iterator[Files]:
-    """The files of claims, each at its path at or below `ROOT`, served by a pod `name`."""
+    """Serve the files of claims, each at its path at or below `ROOT`, from a pod `name`."""
     api.create(PODS, _make_server(name, claims, image))
     try:
         _wait(lambda: _is_ready(api, name), timeout_s, lambda: _describe(api, name))
@@ -141,7 +141,7 @@ def serve_files(
 
 
 def _check_rights(api: Api, more: tuple[ObjectKind, ...]) -> None:
-    """Before anything is made that could not be taken away."""
+    """Raise NoSharedFolder before anything is created that could not be deleted."""
     for kind in (PODS, *more):
         for verb in ("create", "delete"):
             if not may(api, verb, kind.plural, namespace=api.namespace):
@@ -149,7 +149,7 @@ def _check_rights(api: Api, more: tuple[ObjectKind, ...]) -> None:
 
 
 def make_claim(name: str) -> dict[str, Any]:
-    """A claim that many pods may write."""
+    """Return a ReadWriteMany claim."""
     return {
         "metadata": {"name": name},
         "spec": {
@@ -199,7 +199,7 @@ def _wait(is_so: Callable[[], bool], timeout_s: float, why_not: Callable[[], str
 
 
 def has_account(api: Api) -> bool:
-    """Pods are refused until a controller has made it."""
+    """Return whether the default service account exists. Until then the API server refuses pods."""
     return any(account["metadata"]["name"] == "default" for account in api.list(SERVICE_ACCOUNTS))
 
 
@@ -210,12 +210,12 @@ def _is_ready(api: Api, name: str) -> bool:
 
 
 def _find_pod(api: Api, name: str) -> dict[str, Any]:
-    """By a list: to get a pod is a right that jobs do not need."""
+    """Find a pod in a list, because jobs need no right to get a single pod."""
     return next(iter(api.list(PODS, fields=f"metadata.name={name}")), {})
 
 
 def _describe(api: Api, name: str) -> str:
-    """What keeps the pod from serving files."""
+    """Return what keeps the pod from serving files."""
     status = _find_pod(api, name).get("status", {})
     waiting = [
         state["waiting"]
@@ -226,4 +226,4 @@ def _describe(api: Api, name: str) -> str:
         *(f"{one.get('reason', '')}: {one.get('message', '')}" for one in waiting),
         *(one.get("message", "") for one in status.get("conditions") or ()),
     ]
-    return next((reason for reason in reasons if reason.strip(": ")), "its pod does not run")
+    return next((reason for reason in reasons if reason.strip(": ")), "its pod is not running")

@@ -1,13 +1,15 @@
-"""The contract: what holds on every engine. One suite; the plugin beside it says which engine it runs on.
+"""The contract: cases that hold on every engine. The plugin beside this file sets the engine they run on.
 
-`on` runs and submits on one engine, `shared` is a folder that the ranks and the case both see. A case that
-cannot hold on a cluster is marked `local_only`, one that means nothing locally `cluster_only`, both with the
-reason; one that is about something not every dialect can is marked `needs_can` with what that is, and one
-that does more than a user's Role allows `needs_right`. `engine_matters` are those that depend on where nodes
-come from, `quick` those that start no job: by default users run these two.
+`on` runs and submits jobs on one engine. `shared` is a folder that ranks and case can both access. Markers:
 
-The engine and `space` come from outside: from windlass.conformance where a user runs the cases, else
-from the conftest of the project, which runs them on every engine.
+- `local_only`: the case cannot hold on a cluster. `cluster_only`: it means nothing locally. Both have a
+reason. - `needs_can`: the case needs a capability that not every dialect has. - `needs_right`: the case does
+more than a user's Role allows. - `engine_matters`: the result depends on where nodes come from. `quick`: the
+case starts no job. By default
+  users run these two.
+
+The engine and `space` come from outside. `windlass.conformance` provides them when a user runs the cases.
+Otherwise the project's conftest does, which runs them on every engine.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["home"]
 
 PROJECT = find_root(Path(__file__))
-# Where a project lies in a pod. Written out: this is what users see.
+# Path of a project in a pod. A literal, because users see this path.
 CODE = Path("/windlass/job/code")
 
 
@@ -47,15 +49,15 @@ def pytest_configure(config: pytest.Config) -> None:
         "cluster_only(reason): a contract that means nothing on one machine",
         "engine_matters: a contract that depends on where nodes come from",
         "quick: a contract that starts no job",
-        "needs_can(capability): a contract about something that not every dialect can",
-        "needs_right(verb, resource): a case that does more than a job may",
+        "needs_can(capability): a contract that needs a capability not every dialect has",
+        "needs_right(verb, resource): a case that needs a right that jobs do not need",
         "long: a case that takes many seconds by its nature",
     ):
         config.addinivalue_line("markers", line)
 
 
 class Runner:
-    """run and submit on one engine."""
+    """Runs and submits jobs on one engine."""
 
     def __init__(self, engine: str, space: Space | None = None) -> None:
         self.engine = engine
@@ -71,14 +73,14 @@ class Runner:
         return job
 
     def fail(self, target: Any, args: Any = (), kwargs: Any = None, **settings: Any) -> wl.Job:
-        """Run something that must not succeed."""
+        """Run something that must fail, and return its job."""
         job = self.submit(target, args, kwargs, **settings)
         status = job.wait(120)
         assert status.phase.value in ("failed", "cancelled"), status
         return job
 
     def there(self, path: Path, *, project: Path = PROJECT) -> Path:
-        """Where the ranks find a file or folder of a project."""
+        """Return where ranks find a file or folder of a project."""
         return path if self.space is None else CODE / path.relative_to(project)
 
     @property
@@ -87,22 +89,22 @@ class Runner:
 
     @property
     def kind(self) -> ObjectKind:
-        """Of the main object of a job."""
+        """Kind of a job's main object."""
         return self.dialect.kind
 
     @property
     def own_moments(self) -> set[str]:
-        """What a job's timeline has on this engine alone."""
+        """Moments that only this engine adds to a job's timeline."""
         return set() if self.space is None else {"queued", "scheduled", "image", "container"}
 
     def left_of(self, job: wl.Job) -> list[str]:
-        """What there is of a job outside its own folder: processes, objects."""
+        """Return what exists of a job outside its own folder: processes or objects."""
         if self.space is None:
             return find_left_over(Path(os.environ["WINDLASS_HOME"]))
         return self.space.find_objects(f"{names.LABEL_JOB}={job.id}", main=self.kind)
 
     def clean(self) -> None:
-        """End what runs; in a namespace, which tests share, also remove it."""
+        """End running jobs. In a namespace, which tests share, also remove them."""
         known = {job.id for job in wl.jobs()}
         for job in self.submitted:
             if job.id in known:
@@ -110,7 +112,7 @@ class Runner:
                 job.wait(60)
         if self.space is None:
             return
-        for job in self._own_jobs():  # also those of wl.run and of other clients
+        for job in self._own_jobs():  # includes jobs of wl.run and of other clients
             job.cancel(now=True)
             job.wait(60)
             job.remove()
@@ -139,7 +141,7 @@ def on(
         for name, value in {**space.settings, "WINDLASS_ENGINE": request.param}.items():
             monkeypatch.setenv(name, value)
         runner = Runner(request.param, space)
-        runner.clean()  # of what other tests have left in this namespace
+        runner.clean()  # remove what earlier tests left in this namespace
     yield runner
     runner.clean()
 

@@ -1,4 +1,4 @@
-"""Which files below a folder hold a text, while others may still come and go there."""
+"""Search for a text in files, while other processes may add and remove files."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 def files_with(folder: Path, text: str) -> list[Path]:
-    """The files that hold it; that there are files at all is part of what is looked at."""
+    """Return the files that contain the text. Fail if there are no files at all."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files, f"there is nothing below {folder}"
     return [path for path in files if text.encode() in _read_if_kept(path)]
 
 
 def _read_if_kept(path: Path) -> bytes:
-    with contextlib.suppress(FileNotFoundError):  # it was not kept: nothing is in it
+    with contextlib.suppress(FileNotFoundError):  # the file was removed, so it keeps no text
         return path.read_bytes()
     return b""

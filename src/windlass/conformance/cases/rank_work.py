@@ -1,6 +1,6 @@
-"""Functions the contract suite runs in ranks: importable, so they travel by reference.
+"""Functions that the contract suite runs in ranks. They are importable, so they are sent by reference.
 
-No function here imports torch: it would be imported ahead for every job of the suite, which takes seconds.
+No function imports torch, because torch would then be preloaded for every job, which takes seconds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def where_am_i() -> dict[str, Any]:
 
 
 class Plain(Exception):
-    """An exception with more than a message."""
+    """An exception with more attributes than a message."""
 
     def __init__(self, code: int, *, detail: str) -> None:
         super().__init__(code)
@@ -65,7 +65,7 @@ class Awkward(Exception):
 
 
 def fail(how: str, on_rank: int = 0, hang: bool = True) -> str:
-    """Fail in one way on one rank; the others would wait for a minute."""
+    """Fail in one way on one rank, while the others wait for a minute."""
     if rank() == on_rank:
         _fail(how)
     if hang:
@@ -111,7 +111,7 @@ def _fail(how: str) -> None:
 
 
 def leave_early() -> int:
-    """Rank 0 returns at once, the others later: that is no failure."""
+    """Return immediately on rank 0 and later on the others, which is not a failure."""
     if rank() != 0:
         wait_for_file(os.environ["FLAG"])
     return rank()
@@ -121,7 +121,7 @@ _open_files: list[Any] = []
 
 
 def offer_a_port_and_return(folder: str, fail: bool) -> str:
-    """Rank 0 listens and is done; rank 1 connects once it is told to, if that one is not about to be gone."""
+    """Listen on rank 0 and return. Connect from rank 1 after `go` exists, until rank 0 closes its port."""
     path = Path(folder)
     if rank() == 0:
         listening = socket.create_server(("0.0.0.0", 0))
@@ -137,7 +137,7 @@ def offer_a_port_and_return(folder: str, fail: bool) -> str:
         socket.create_connection(place, timeout=10).close()
         while (path / "ended").exists() and time.monotonic() < deadline:
             socket.create_connection(place, timeout=10).close()
-    except (ConnectionRefusedError, ConnectionResetError):  # reset: it was closing just then
+    except (ConnectionRefusedError, ConnectionResetError):  # reset if it is just closing
         return "refused"
     if fail:
         raise ValueError("after the other was done")
@@ -158,7 +158,7 @@ def wait_for_file(path: str | Path, timeout_s: float = 120.0) -> None:
 
 
 def wait_to_be_told(path: str) -> None:
-    """Until a signal comes; which one is left beside `path`."""
+    """Wait for a signal, and record beside `path` which one came."""
     mark = f"{path}-{rank()}"
 
     def on_term(*_: Any) -> None:
@@ -179,7 +179,7 @@ def hang() -> None:
 
 
 def hang_and_breed(flag: str) -> None:
-    """Leave children of every kind behind: in the group, in a session of their own, double-forked."""
+    """Leave children of every kind: in the group, in a session of their own, and double-forked."""
     subprocess.Popen(["sleep", "601"])
     subprocess.Popen(["sleep", "602"], start_new_session=True)
     subprocess.Popen(["sh", "-c", "setsid sleep 603 & exit 0"]).wait()
@@ -188,7 +188,7 @@ def hang_and_breed(flag: str) -> None:
 
 
 def breed_and_fail_once(mark: str) -> list[str]:
-    """Attempt 0 leaves children behind and fails; attempt 1 returns those of them that it still finds."""
+    """Leave children and fail in attempt 0. In attempt 1, return the children that are still running."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         subprocess.Popen(["sleep", mark])
         subprocess.Popen(["sleep", mark], start_new_session=True)
@@ -198,7 +198,7 @@ def breed_and_fail_once(mark: str) -> list[str]:
 
 
 def _command_lines() -> list[str]:
-    """Of the processes that live: a zombie has none."""
+    """Return the command lines of running `sleep` processes. Zombies have none."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -224,7 +224,7 @@ def save_on_term(flag: str, saved: str) -> None:
 
 
 def fail_once(folder: str) -> int:
-    """Rank 1 fails in attempt 0."""
+    """Fail on rank 1 in attempt 0, and return the attempt."""
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     Path(folder, f"{attempt}-{rank()}").touch()
     if rank() == 1 and attempt == 0:
@@ -236,7 +236,7 @@ def fail_once(folder: str) -> int:
     return attempt
 
 
-def connection(num_lines: int) -> None:
+def print_lines(num_lines: int) -> None:
     for index in range(num_lines):
         print(f"line {index} of rank {rank()}")
     print("to stderr", file=sys.stderr)
@@ -250,7 +250,7 @@ def report_steps(total: int, flag: str = "") -> None:
 
 
 def report_to_a_sleeping_agent() -> None:
-    """Say something and end while the agent is stopped; it is woken when this process is gone."""
+    """Report steps and exit while the agent is stopped. A child resumes the agent after that exit."""
     me, agent = os.getpid(), _read_parent(os.getppid())
     if os.fork() == 0:
         while _read_parent(me):
@@ -259,11 +259,11 @@ def report_to_a_sleeping_agent() -> None:
         os._exit(0)
     os.kill(agent, signal.SIGSTOP)
     for step in range(1, 8):
-        wl.report(step=step, total=step)  # the last of so many is sent at once
+        wl.report(step=step, total=step)  # the last step is sent immediately
 
 
 def _read_parent(pid: int) -> int:
-    """0 when there is no such process."""
+    """Return the parent's pid, or 0 if the process does not exist."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
@@ -276,7 +276,7 @@ def wait_and_return(flag: str) -> str:
 
 
 def return_bytes(folder: str, num_bytes: int) -> bytes:
-    """Once it is let go."""
+    """Return bytes once `go` exists in the folder."""
     Path(folder, "up").touch()
     wait_for_file(Path(folder, "go"))
     return b"v" * num_bytes

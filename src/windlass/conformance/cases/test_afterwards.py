@@ -1,4 +1,4 @@
-"""A client that comes when all is over, and has never heard of the job, finds it whole."""
+"""A client that connects after a job has ended, and never knew it, finds all of it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _lines(job: wl.Job) -> list[tuple[Any, ...]]:
 
 @pytest.mark.engine_matters
 def test_results_status_and_every_line(on, attach_later):
-    job = on.submit(work.connection, (3,), nodes=2, procs=2)
+    job = on.submit(work.print_lines, (3,), nodes=2, procs=2)
     assert job.results() == [None] * 4
     before, lines = job.status(), _lines(job)
     later = attach_later(job)
@@ -63,7 +63,7 @@ def test_an_exception_and_its_verdict(on, attach_later):
     assert len(history) == 1
 
 
-def test_what_is_too_large_to_outlive_its_pod_is_said(on, attach_later):
+def test_a_result_too_large_to_outlive_its_pod_is_reported(on, attach_later):
     job = on.submit(lambda: bytes(3_000_000) if work.rank() else 5, procs=2)
     assert job.results() == [5, bytes(3_000_000)]
     later = attach_later(job)

@@ -1,4 +1,4 @@
-"""Jobs on a cluster that end while nobody looks: what they left, and what is said where it is gone."""
+"""Jobs on a cluster that end without a connected client: what remains, and how lost results are reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADER = '{"rank":0,"attempt":0,"state":"returned","at_s":1.0}'
 
 
 def submit_unseen(on, shared, *target, **settings):
-    """A detached job that nobody follows any more once it runs; how to find it again."""
+    """Submit a job, disconnect once it runs, and return its reference."""
     job = on.submit(*target, **settings)
     shared.wait_for("up")
     job._engine.let_go(job.ref)
@@ -37,7 +37,7 @@ def is_complete(on, ref):
 
 @pytest.mark.engine_matters
 @pytest.mark.needs_right("delete", "pods")
-def test_a_job_whose_pods_are_gone_before_anybody_looked_has_ended(on, shared):
+def test_a_job_whose_pods_are_deleted_before_a_client_looks_has_ended(on, shared):
     ref = submit_unseen(on, shared, work.return_bytes, (shared.path, 10))
     shared.touch("go")
     wait_for(lambda: is_complete(on, ref), "the Job is complete")
@@ -53,14 +53,14 @@ def test_a_job_whose_pods_are_gone_before_anybody_looked_has_ended(on, shared):
         job.results()
 
 
-def test_a_large_result_is_there_for_who_comes_back(on, shared):
-    """One that no pod's log keeps."""
+def test_a_large_result_is_kept_for_a_later_client(on, shared):
+    """The result is too large for a pod's log."""
     ref = submit_unseen(on, shared, work.return_bytes, (shared.path, 5 << 20))
     shared.touch("go")
     assert wl.attach(ref).results(timeout_s=120) == [b"v" * (5 << 20)]
 
 
-def test_a_result_larger_than_memory_does_not_have_the_job_run_again(on, shared):
+def test_a_result_larger_than_memory_does_not_run_the_job_again(on, shared):
     script = f"""
 import os, pathlib, time
 pathlib.Path("{shared.path}/up").touch()

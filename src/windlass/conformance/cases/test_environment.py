@@ -1,4 +1,4 @@
-"""What a rank finds: torchrun's variables, the user's environment, its own __main__."""
+"""Environment of a rank: torchrun's variables, the user's variables, its own __main__."""
 
 from __future__ import annotations
 

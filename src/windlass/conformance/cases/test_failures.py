@@ -1,4 +1,4 @@
-"""Exceptions come back as themselves, every other end as a verdict that is true."""
+"""Exceptions arrive with their own type, and every other failure as a correct verdict."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_class_made_in_the_rank(on):
     assert type(caught.value).__name__ == "Local"
 
 
-def test_chained_exceptions_are_told_whole(on):
+def test_chained_exceptions_are_reported_completely(on):
     with pytest.raises(RuntimeError, match="outer") as caught:
         on.run(work.fail, ("chained",))
     assert "KeyError: 'inner'" in str(caught.value.__cause__)
@@ -132,7 +132,7 @@ def test_the_verdict_does_not_wait_for_stubborn_ranks(on, shared):
     assert verdict.rank == 1
     assert (
         seen_s - verdict.at_s < 25
-    )  # less than the grace; the target is 1 s, benchmarks measure it
+    )  # less than the grace period (benchmarks measure the target of 1 s)
     job.cancel(now=True)
     assert job.wait(60).verdict.rank == 1
 

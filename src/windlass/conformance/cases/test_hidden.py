@@ -1,4 +1,4 @@
-"""Hidden values: every rank has them, in every attempt, and nothing that can be read later holds them."""
+"""Hidden values: every rank has them in every attempt, and nothing readable afterwards contains them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def digest(text: str) -> str:
 
 
 def make_look():
-    """Made inside a function, so that it travels by value: pods have no pytest."""
+    """Return a function that is sent by value, because pods have no pytest."""
 
     def look(variables):
-        """What a rank finds, told apart without being told."""
+        """Return hashes of the variables, so that no value appears in the result."""
         import hashlib
         import os
 
@@ -46,17 +46,17 @@ def submit(on, target, args, hidden, **flags):
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_ranks_have_hidden_values_and_nobody_else(on, home, start):
+def test_only_ranks_have_hidden_values(on, home, start):
     value, odd = secrets.token_hex(16), f"{secrets.token_hex(8)} $(HOME) 'ü'\nmore"
     hidden = {"A_TOKEN": value, "AN_ODD_ONE": odd}
     prepared, job = submit(
         on, make_look(), (list(hidden),), hidden, nodes=2, procs=2, restarts=1, start=start
     )
-    # before its end: what never ends by itself goes with it
+    # read the object before the job ends, because it may be removed then
     shown = [] if on.space is None else [on.space.api.get(on.kind, job.id)]
     assert job.results(timeout_s=120) == [[digest(value), digest(odd)]] * 4
     assert "A_TOKEN" not in os.environ
-    # what is kept here, and what is shown: the plan, the dry run, the status
+    # neither the local files nor the plan, the dry run or the status contain a value
     assert files_with(home, value) == []
     assert value not in render_plan(prepared.plan)
     assert value not in json.dumps(prepared.engine.render(prepared.plan))
@@ -69,7 +69,7 @@ def test_ranks_have_hidden_values_and_nobody_else(on, home, start):
 
 @pytest.mark.cluster_only("only pods have files of a Secret")
 @pytest.mark.engine_matters
-def test_hidden_values_are_no_files_of_a_pod(on):
+def test_hidden_values_are_not_files_of_a_pod(on):
     value = secrets.token_hex(16)
 
     def list_secret():

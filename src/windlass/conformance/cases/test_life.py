@@ -1,4 +1,4 @@
-"""A job's life: restarts, time limits, cancelling, detaching, attaching, and nothing left behind."""
+"""A job's life: restarts, time limits, cancelling, detaching, attaching, and a complete cleanup."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from windlass.waiting import wait_until
 
 
 @pytest.mark.engine_matters
-def test_restart_starts_everybody_again(on, shared):
+def test_restart_starts_every_rank_again(on, shared):
     assert on.run(work.fail_once, (shared.path,), nodes=2, procs=2, restarts=1) == [1, 1, 1, 1]
     assert shared.names() == {f"{a}-{r}" for a in (0, 1) for r in range(4)}
     status = wl.jobs()[0].status()
@@ -55,7 +55,7 @@ def test_cancel_kills_every_descendant(on, shared):
     status = job.wait(60)
     assert status.phase.value == "cancelled"
     assert status.verdict.message == "enough"
-    job.cancel()  # twice is once
+    job.cancel()  # a second call changes nothing
     with pytest.raises(wl.JobCancelled):
         job.result()
 
@@ -122,7 +122,7 @@ def test_nothing_is_left_of_a_job_that_was_cancelled_or_removed(on, shared):
     assert wl.jobs() == []
 
 
-def test_wait_has_a_deadline_and_the_job_goes_on(on):
+def test_wait_has_a_deadline_and_the_job_continues(on):
     job = on.submit(work.hang)
     with pytest.raises(wl.WaitTimeout, match="still"):
         job.wait(0.1)
@@ -175,7 +175,7 @@ def test_a_detached_job_outlives_its_client(on, shared):
 
 
 @pytest.mark.local_only("the agent of a pod cannot be stopped by its own ranks")
-def test_what_was_reported_last_counts_however_late_it_is_read(on):
+def test_the_last_report_counts_however_late_it_is_read(on):
     job = on.submit(work.report_to_a_sleeping_agent)
     job.wait(60)
     assert job.status().progress.step == 7

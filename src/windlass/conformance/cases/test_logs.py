@@ -13,7 +13,7 @@ import rank_work as work
 
 @pytest.mark.engine_matters
 def test_lines_of_every_rank(on):
-    job = on.submit(work.connection, (3,), nodes=2, procs=2)
+    job = on.submit(work.print_lines, (3,), nodes=2, procs=2)
     job.wait(90)
     for rank in range(4):
         lines = [line for line in job.logs(rank=rank) if line.stream == "stdout"]
@@ -33,7 +33,7 @@ def test_lines_of_every_rank(on):
 
 @pytest.mark.engine_matters
 def test_following_sees_everything_once(on):
-    job = on.submit(work.connection, (500,), procs=2)
+    job = on.submit(work.print_lines, (500,), procs=2)
     lines = [line.text for line in job.logs(follow=True, rank=1) if line.stream == "stdout"]
     assert lines == [f"line {i} of rank 1" for i in range(500)]
 

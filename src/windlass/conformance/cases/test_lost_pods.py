@@ -1,4 +1,4 @@
-"""Pods that are deleted, and objects that are suspended: others come, and the job goes on to its end."""
+"""Deleted pods and suspended objects: replacement pods start, and the job continues to its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def make_work() -> Any:
-    """Made inside a function, so that it travels by value."""
+    """Return a function that is sent by value."""
 
     def wait_for_go(folder: str) -> str:
         import os
@@ -35,7 +35,7 @@ def make_work() -> Any:
 
 
 def find_pods(on, job) -> dict[int | None, str]:
-    """Names of pods that are there, by node."""
+    """Return the names of existing pods by node."""
     pods = on.space.api.list(PODS, labels=f"{names.LABEL_JOB}={job.id}")
     return {on.dialect.index_of(pod): pod["metadata"]["name"] for pod in pods}
 
@@ -62,7 +62,7 @@ def test_a_lost_pod_is_replaced_and_the_next_attempt_ends_it(on, shared, lost):
     wait_for(lambda: is_complete(on, job), f"the {on.kind.name} is complete")
 
 
-def test_one_that_is_suspended_gives_its_pods_back_and_goes_on_when_it_is_resumed(on, shared):
+def test_a_suspended_job_gives_its_pods_back_and_continues_when_resumed(on, shared):
     job = on.submit(make_work(), (shared.path,))
     wait_for(lambda: len(shared.names()) == 1, "it runs")
     on.space.api.patch(on.kind, job.id, on.dialect.suspend)

@@ -1,4 +1,4 @@
-"""A rank that is done keeps its process and its connections for the others, and loses nothing by waiting."""
+"""A finished rank keeps its process and connections open for the others, and loses nothing while it waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from windlass.waiting import wait_until
 
 @pytest.fixture
 def pair(on, shared):
-    """Start two ranks, of which rank 0 listens, leaves a file open and is done."""
+    """Start two ranks. Rank 0 listens, leaves a file open and returns."""
 
     def start(*, fail=False, **settings):
         args = [str(shared.path), fail]
@@ -39,9 +39,11 @@ def test_it_ends_like_any_other_when_a_peer_fails(pair, shared):
     assert (shared.read("left-open"), shared.read("ended")) == ("x", "x")
 
 
-def test_it_waits_no_longer_than_it_is_told_to(pair, shared):
+def test_it_waits_no_longer_than_its_limit(pair, shared):
     job = pair(procs=2, peer_wait_s=0)
-    shared.wait_for("ended")  # by an exit handler; Python flushes what is open after those
+    shared.wait_for(
+        "ended"
+    )  # written by an exit handler, which runs before Python flushes open files
     assert wait_until(lambda: shared.read("left-open") == "x", timeout_s=60)
     assert not job.done()
     shared.touch("go")

@@ -1,4 +1,4 @@
-"""What ranks return comes back: every rank, in order, by value."""
+"""Ranks' return values arrive from every rank, in order and by value."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_starts(on, home):
     assert wl.jobs() == []
 
 
-def test_an_early_return_is_no_failure(on, shared):
+def test_an_early_return_is_not_a_failure(on, shared):
     job = on.submit(work.leave_early, procs=2, env={"FLAG": f"{shared.path}/flag"})
     wait_for(lambda: job.status().count("returned") == 1, "rank 0 returned")
     assert not job.done()

@@ -1,4 +1,4 @@
-"""Steps of an image where ranks run: any user, any image with pip, no index; torch is not installed again."""
+"""Image steps in ranks: any user, any image with pip, no index, and torch is not installed again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wheels import make_wheel
 
 
 def make_work():
-    """Made inside a function, so that it travels by value: pods have no cases."""
+    """Return a function that is sent by value, because pods do not have the cases."""
 
     def run_twice(wheel, folder):
         import asyncio

@@ -1,4 +1,4 @@
-"""Waiting with a deadline, and finding what was left running."""
+"""Waiting with a deadline, and a search for leftover processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def wait_for(is_so: Callable[[], bool], what: str, timeout_s: float = 120.0) -> 
 
 
 def find_left_over(home: Path) -> list[str]:
-    """Processes of the jobs under `home`: by their command line or their environment."""
+    """Find processes of the jobs under `home`, by their command line or environment."""
     left = []
     needle = str(home).encode()
     for entry in Path("/proc").iterdir():

@@ -1,4 +1,4 @@
-"""Tiny wheels, and an interpreter that has one: for what installs packages, without an index."""
+"""Tiny wheels, and an interpreter with them installed, to test package installation without an index."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 def make_wheel(
     folder: Path, name: str, version: str, *, requires: tuple[str, ...] = (), value: int = 0
 ) -> Path:
-    """A wheel of one module with `VERSION` and `VALUE`."""
+    """Create a wheel of one module with `VERSION` and `VALUE`."""
     about = f"{name}-{version}.dist-info"
     needs = "".join(f"Requires-Dist: {line}\n" for line in requires)
     files = {
@@ -30,7 +30,7 @@ def make_wheel(
 
 
 def make_python(folder: Path, *wheels: Path) -> str:
-    """A virtual environment with these wheels, and all that this interpreter has."""
+    """Create a virtual environment with these wheels and all packages of this interpreter."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
     below = sysconfig.get_paths()["purelib"]
