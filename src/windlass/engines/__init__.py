@@ -1,1 +1,1 @@
-"""Engines give us nodes. Each starts N agents; everything else the agents do themselves."""
+"""Engines, which start the nodes of jobs. Each starts one agent per node, which does all other work."""

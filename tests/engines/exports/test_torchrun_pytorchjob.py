@@ -77,7 +77,7 @@ def test_fewer_nodes_are_the_operators_elastic_policy():
 
 
 def test_where_ranks_meet_is_not_for_us_to_say():
-    with pytest.raises(SpecError, match="is for its operator to say"):
+    with pytest.raises(SpecError, match="sets its rendezvous"):
         make_plain_pytorchjob(
             PLANS["cpu"], script=None, rendezvous=Rendezvous(backend="etcd", endpoint="e:2379")
         )

@@ -84,5 +84,5 @@ def test_what_a_trainjob_cannot_say_is_refused(asked, why):
 
 def test_where_ranks_meet_is_not_for_us_to_say():
     elsewhere = Rendezvous(backend="etcd", endpoint="e:2379")
-    with pytest.raises(SpecError, match="is for its operator to say"):
+    with pytest.raises(SpecError, match="sets its rendezvous"):
         make_plain_trainjob(PLANS["cpu"], script=None, rendezvous=elsewhere)

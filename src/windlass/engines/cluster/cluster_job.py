@@ -72,7 +72,7 @@ class ClusterJob:
         dial = LeadDial(api, plan.job_id, certificates, watch.find_leads, watch.distrust).dial
         self._connection = LeadSync(plan.job_id, folder, dial)
         self._renewal = LeaseRenewal(api, plan) if keeps_lease(dialect, plan) else None
-        # Nobody closes the handle of a job: its threads end when it is garbage.
+        # Clients do not close the handle of a job, so its threads end when it is collected.
         weakref.finalize(
             self, _release, self._connection, self._watch, self._renewal
         ).atexit = False
@@ -225,12 +225,12 @@ class ClusterJob:
             read_leftovers(
                 self._api, self._plan, watch.pods, self.folder, leads=watch.leads, container=own
             )
-            if self.wants_lines or self._dialect.stays_up:  # whose pods go with it
+            if self.wants_lines or self._dialect.stays_up:  # deleting it also deletes its pods
                 read_unread(self._api, self.folder, container=own)
         self._has_leftovers = True
 
     def _note_outages(self, observation: Observation) -> tuple[Condition, ...]:
-        """Return warnings about what this client cannot reach or write. The job itself goes on."""
+        """Return warnings about what this client cannot reach or write. The job itself continues."""
         now_s = observation.now_s
         self._api_outage = self._api_outage.update(describe_api_outage(observation), now_s)
         self._disk_outage = self._disk_outage.update(describe_disk_outage(observation), now_s)

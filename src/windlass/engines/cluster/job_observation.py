@@ -27,7 +27,7 @@ class JobSnapshot:
     """A job's objects as its watch knew them at one moment."""
 
     is_listed: bool  # both first lists are complete
-    job: Object | None = None  # the main object; None also once it is deleted
+    job: Object | None = None  # the main object, or None once it is deleted
     end: ObjectEnd | None = None
     was_completed: bool = False  # the object has been seen to complete
     pods: tuple[Object, ...] = ()

@@ -88,7 +88,7 @@ class LeadSync:
         self._thread = threading.Thread(target=self._run, name="windlass-sync", daemon=True)
         self._thread.start()
 
-    # -- orders; safe in a signal handler ------------------------------------------------------
+    # -- orders, which are safe in a signal handler --------------------------------------------
 
     def hold_lease(self, held: bool) -> None:
         self._holds_lease = held

@@ -1,7 +1,7 @@
-"""The dialect `kubernetes`: nodes are the pods of an Indexed Job. No CRD, no operator.
+"""Dialect `kubernetes`: nodes are the pods of an Indexed Job, without a CRD or an operator.
 
-Pure, and the only file that knows what an Indexed Job is: how it is written, started, sized, what it shows
-when it ends or waits, and how its pods say which node they are.
+Pure, and the only module that knows Indexed Jobs: how to make, start and resize them, and how to read their
+phase, their end, and the indexes of their pods.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ from windlass.spec.pod_spec import PodSize
 
 LABEL_INDEX = LABEL_JOB_INDEX
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"  # in every container
-_LABEL_JOB_NAME = "batch.kubernetes.io/job-name"  # which Kubernetes gives to every pod of a Job
-_KUEUE_PREFIX = "job-"  # of the names of its Workloads
+_LABEL_JOB_NAME = "batch.kubernetes.io/job-name"  # set by Kubernetes on every pod of a Job
+_KUEUE_PREFIX = "job-"  # prefix of the names of its Workloads
 
 
 def make_job(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
-    """The Job, suspended: one pod per node, replaced when it is lost, never restarted in place.
+    """Return the suspended Job, with one pod per node, which is replaced when it is lost.
 
-    There is no podFailurePolicy: it would keep the pod of a dead node from being replaced. The lead decides
-    what is tried again, and the Job's own budget only has to be large enough.
+    Pods are never restarted in place. A podFailurePolicy would keep the pod of a dead node from being
+    replaced, so there is none. The lead decides about retries, and the Job's own budget only has to be large
+    enough.
     """
     pod = pod_of(plan)
     spec: dict[str, Any] = {
@@ -70,9 +71,9 @@ def make_workers(
     num_nodes: int,
     owner: dict[str, Any],
 ) -> dict[str, Any]:
-    """A second Job, for the nodes from 1 on: all pods of a Job are alike.
+    """Return a second Job for nodes 1 and up, since all pods of a Job are identical.
 
-    It begins to count at 0: its agents, and whoever looks at its pods, add 1.
+    Its completion indexes start at 0. Its agents and all readers of its pods add 1.
     """
     plan = replace(plan, pod=replace(pod_of(plan), workers=size))
     name = names.WORKERS.format(job_id=plan.job_id)
@@ -100,7 +101,7 @@ def make_workers(
 
 
 def _owns(pod: Object, uid: str) -> bool:
-    """Also pods of the Job for workers, which bear the uid of the main one."""
+    """Return whether the pod belongs to the main Job, or to its Job for workers, which has its UID."""
     if is_controlled_by(pod, uid):
         return True
     labels = labels_of(pod)
@@ -139,7 +140,7 @@ def index_in_name(pod: str, job_id: str) -> int | None:
 
 KUBERNETES = Dialect(
     name="kubernetes",
-    kind=JOBS,  # which every cluster serves: it needs nothing else
+    kind=JOBS,  # every cluster serves Jobs, so there are no needs
     can=frozenset(
         {"computes", "detach", "restarts", "timeout", "pods", "keys", "ends", "worker_sizes"}
     ),

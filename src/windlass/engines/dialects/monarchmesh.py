@@ -1,8 +1,8 @@
-"""The dialect `monarchmesh`: nodes are the pods of a MonarchMesh, which its operator makes as a StatefulSet.
+"""Dialect `monarchmesh`: nodes are the pods of a MonarchMesh, which its operator makes as a StatefulSet.
 
-Pure, and the only file that knows what a MonarchMesh is. It is never held back and never ends: pods wait for
-the Secret that they mount, agents of a job that has ended stay, and the client that has all a job left
-removes it. Pods are always replaced under the same name. A name has no dashes.
+Pure, and the only module that knows MonarchMeshes. A mesh is never suspended and never ends. Its pods wait
+for the Secret that they mount, and the agents of an ended job stay. The client that has read all results
+removes the mesh. Pods are always replaced under the same name. A mesh's name has no dashes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ LABEL_INDEX = "apps.kubernetes.io/pod-index"
 
 
 def make_name(job_id: str) -> str:
-    """The job's id without dashes, which no MonarchMesh may have."""
+    """Return the job's id without dashes, which the names of MonarchMeshes must not contain."""
     return job_id.replace("-", "")
 
 
 def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
-    """The MonarchMesh: as many pods as nodes. What labels it has, its operator gives the StatefulSet."""
+    """Return the MonarchMesh, with a pod per node. Its operator copies its labels to the StatefulSet."""
     pod, name = pod_of(plan), make_name(plan.job_id)
     if pod.labels.get(names.LABEL_MESH, name) != name:
         raise SpecError(
@@ -49,13 +49,13 @@ def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
         env_fields={names.NODE_INDEX: f"metadata.labels['{LABEL_INDEX}']"},
         restart_policy="Always",
     )
-    del template["spec"]["subdomain"]  # a StatefulSet gives its pods its own
+    del template["spec"]["subdomain"]  # a StatefulSet sets its own
     spec = {"replicas": len(plan.nodes), "port": names.MONARCH_PORT, "podTemplate": template}
     return make_main_object(plan, submit, MONARCH_MESHES, spec, name=name)
 
 
 def owns(pod: Object, _uid: str) -> bool:
-    """By the name of the StatefulSet that controls it, which stands between a mesh's uid and its pods."""
+    """Return whether the StatefulSet of the pod's mesh controls it. The mesh itself does not."""
     return controller_name_of(pod) == labels_of(pod).get(names.LABEL_MESH)
 
 
@@ -73,9 +73,9 @@ MONARCHMESH = Dialect(
     operator="Monarch's operator",
     render=render,
     resize=lambda num_nodes: {"spec": {"replicas": num_nodes}},
-    end_lost_pod={},  # its name is free then
+    end_lost_pod={},  # deleting it frees its name
     stays_up=True,
-    read_phase=read_ready_phase,  # and Kueue gates the pods
+    read_phase=read_ready_phase,  # Kueue gates the pods instead of the mesh
     pod_made="SuccessfulCreate",
     pod_maker=lambda mesh: (STATEFUL_SETS.name, name_of(mesh)),
     lead_labels={LABEL_INDEX: "0"},

@@ -1,9 +1,8 @@
-"""The dialect `pytorchjob`: nodes are the Worker pods of a PyTorchJob of Kubeflow's training-operator.
+"""Dialect `pytorchjob`: nodes are the Worker pods of a PyTorchJob of Kubeflow's training-operator.
 
-Pure, and the only file that knows what a PyTorchJob is. There is no Master, so the operator adds no container
-that waits for its name: pods find the lead by a Service of ours. What a pod exits with decides: by the
-restart policy ExitCode, a code below 128 is final and the job Failed, a higher one (a signal) has the pod
-replaced.
+Pure, and the only module that knows PyTorchJobs. There is no Master, so the operator does not add a container
+that waits for its name. Pods find the lead by a Service of ours. The restart policy is ExitCode: an exit code
+below 128 is final and makes the job Failed, and after a higher one (a signal) the pod is replaced.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ from windlass.kube.objects.manifests import FileNames
 from windlass.kube.objects.pod_template import make_template
 from windlass.plan.plan import Plan
 
-CONTAINER = "pytorch"  # the operator wants one of this name
+CONTAINER = "pytorch"  # the operator requires this name
 LABEL_INDEX = "training.kubeflow.org/replica-index"
 LABEL_TYPE = "training.kubeflow.org/replica-type"
 LABEL_JOB_NAME = "training.kubeflow.org/job-name"
-# What the operator sets in every container, for a torchrun that is not ours.
+# Variables that the operator sets in every container, for another torchrun.
 _OPERATORS_OWN = (
     *("PYTHONUNBUFFERED", names.PET_NNODES, names.PET_NPROC_PER_NODE, names.PET_RDZV_ENDPOINT),
     *("PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_RDZV_CONF", "PET_MAX_RESTARTS", "PET_STANDALONE"),
 )
 _MISSPELT = "nProcPerNode"
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_KUEUE_PREFIX = "pytorchjob-"  # of the names of its Workloads
+_KUEUE_PREFIX = "pytorchjob-"  # prefix of the names of its Workloads
 
 
 def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
-    """The PyTorchJob, suspended. Which attempt follows on a lost pod is for the lead to say."""
+    """Return the suspended PyTorchJob. The lead decides which attempt follows a lost pod."""
     worker = {
         "replicas": len(plan.nodes),
         "restartPolicy": "ExitCode",
@@ -64,7 +63,7 @@ def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
         "nprocPerNode": str(plan.nodes[0].num_ranks),
         "pytorchReplicaSpecs": {"Worker": worker},
     }
-    if plan.min_nodes < len(plan.nodes):  # pods that never came must not keep it from ending
+    if plan.min_nodes < len(plan.nodes):  # lets it end although some pods were never created
         spec["elasticPolicy"] = {
             "minReplicas": plan.min_nodes,
             "maxReplicas": len(plan.nodes),
@@ -81,20 +80,20 @@ def _make_template(plan: Plan, files: FileNames) -> dict[str, Any]:
         env_fields={names.NODE_INDEX: f"metadata.labels['{LABEL_INDEX}']"},
         container=CONTAINER,
     )
-    del template["spec"]["restartPolicy"]  # the operator warns of any that is not its own
+    del template["spec"]["restartPolicy"]  # the operator warns about any value but its own
     return template
 
 
 def _make_run_policy(plan: Plan) -> dict[str, Any]:
     policy: dict[str, Any] = {
-        "cleanPodPolicy": "None",  # what ranks wrote is in their pods' logs
+        "cleanPodPolicy": "None",  # the output of ranks is in the logs of their pods
         "backoffLimit": plan.node_restarts,
     }
     return policy | delete_after_ttl(plan) | limit_time(plan)
 
 
 def read_end(job: Object) -> ObjectEnd | None:
-    """Succeeded or Failed, by its own conditions."""
+    """Return the end from its conditions Succeeded and Failed."""
     return read_condition_end(job, complete="Succeeded")
 
 
@@ -121,7 +120,7 @@ index_of = read_index_label(LABEL_INDEX)
 
 
 def index_among(job: Object, pod: Object) -> int | None:
-    """Where others made a Master, too, it comes first, as it does in RANK."""
+    """Return the index of a pod of an adopted job, in which a Master comes first, as in RANK."""
     index = index_of(pod)
     is_after_master = "Master" in job["spec"]["pytorchReplicaSpecs"] and (
         labels_of(pod).get(LABEL_TYPE) == "worker"
@@ -130,18 +129,21 @@ def index_among(job: Object, pod: Object) -> int | None:
 
 
 def find_misspelt(job: Object) -> str:
-    """What guides write for `nprocPerNode`: the API server drops it, the file that was applied has it."""
+    """Return a warning about `nProcPerNode`, which guides write instead of `nprocPerNode`.
+
+    The API server drops it, but the annotation of `kubectl apply` still contains it.
+    """
     try:
         applied = json.loads(annotations_of(job).get(_APPLIED, "{}"))
     except ValueError:
         return ""
-    said = (applied.get("spec") or {}).get(_MISSPELT)
-    is_so = job.get("spec", {}).get("nprocPerNode") or "auto"
-    if said is None or str(said) == is_so:
+    wanted = (applied.get("spec") or {}).get(_MISSPELT)
+    actual = job.get("spec", {}).get("nprocPerNode") or "auto"
+    if wanted is None or str(wanted) == actual:
         return ""
     return (
-        f"{_MISSPELT}: {said} in its file has no effect, and nprocPerNode is {is_so}; "
-        f'write nprocPerNode: "{said}"'
+        f"{_MISSPELT}: {wanted} in its file has no effect, and nprocPerNode is {actual}; "
+        f'write nprocPerNode: "{wanted}"'
     )
 
 
@@ -158,7 +160,7 @@ PYTORCHJOB = Dialect(
     start={"spec": {"runPolicy": {"suspend": False}}},
     suspend={"spec": {"runPolicy": {"suspend": True}}},
     give_up={"spec": {"runPolicy": {"backoffLimit": 0}}},
-    end_lost_pod={},  # its name is free then
+    end_lost_pod={},  # deleting it frees its name
     read_end=read_end,
     read_phase=read_phase,
     num_pods=num_pods,

@@ -1,8 +1,8 @@
-"""The dialect `trainjob`: nodes are the pods of a TrainJob of Kubeflow Trainer 2.
+"""Dialect `trainjob`: nodes are the pods of a TrainJob of Kubeflow Trainer 2.
 
-Pure, and the only file that knows what a TrainJob is. TrainJob -> JobSet -> Indexed Job -> pods: operators
-make them from a runtime, which alone can say what is tried again. So each job has a runtime of its own, made
-from the chosen one: its pod is merged with ours, lost pods are replaced, and a job that failed is Failed.
+Pure, and the only module that knows TrainJobs. Operators turn a TrainJob into a JobSet, an Indexed Job, and
+pods. Only the runtime can define retries, so each job has its own copy of the chosen runtime. In the copy,
+our pod is merged into the runtime's, lost pods are replaced, and a failed job becomes Failed.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from windlass.plan.plan import Plan
 from windlass.spec.storage import SecretVariable
 
 RUNTIME = "torch-distributed"
-CONTAINER = STEP = "node"  # what the operator wants the trainer's container and job to be called
+CONTAINER = STEP = "node"  # names that the operator requires for the trainer's container and job
 LABEL_INDEX = LABEL_JOB_INDEX
-LABEL_JOBSET = "jobset.sigs.k8s.io/jobset-name"  # which is the TrainJob's
+LABEL_JOBSET = "jobset.sigs.k8s.io/jobset-name"  # its value is the TrainJob's name
 LABEL_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 LABEL_FRAMEWORK = "trainer.kubeflow.org/framework"
 RESERVED = (
@@ -70,8 +70,8 @@ SHIPPED: Mapping[str, Object] = {
         },
     }
 }
-_UNSTARTABLE = (126, 127, 128)  # the image lacks the program: no other pod will find it
-_KUEUE_PREFIX = "trainjob-"  # of the names of its Workloads
+_UNSTARTABLE = (126, 127, 128)  # the image lacks the program, so other pods fail, too
+_KUEUE_PREFIX = "trainjob-"  # prefix of the names of its Workloads
 _OF_TRAINER = {
     "image": "image",
     "command": "command",
@@ -82,7 +82,10 @@ _NOT_OURS = ("args", "workingDir", "livenessProbe", "readinessProbe", "startupPr
 
 
 def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
-    """The TrainJob, suspended: what the trainer runs, on how many nodes; the rest is in its runtime."""
+    """Return the suspended TrainJob: the trainer's command and its number of nodes.
+
+    All else is in its runtime.
+    """
     pod = pod_of(plan)
     ttl = {} if pod.ttl_s is None else {names.ANNOTATION_TTL: str(math.ceil(pod.ttl_s))}
     container = _make_template(plan, files)["spec"]["containers"][0]
@@ -104,11 +107,10 @@ def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
 
 
 def render_runtime(plan: Plan, files: FileNames, submit: str, source: Object) -> dict[str, Any]:
-    """The job's own runtime: the chosen one, its trainer's pod merged with ours, its restarts left to us."""
+    """Return the job's own runtime: the chosen one with our pod merged in, and restarts left to us."""
     metadata = make_metadata(plan, plan.job_id, annotations=make_annotations(plan, submit))
-    if framework := labels_of(source).get(
-        LABEL_FRAMEWORK
-    ):  # Kubeflow's SDK sees no runtime without
+    # Kubeflow's SDK ignores runtimes without this label.
+    if framework := labels_of(source).get(LABEL_FRAMEWORK):
         metadata["labels"][LABEL_FRAMEWORK] = framework
     source = _without_launcher(source)
     jobset = source["spec"]["template"]
@@ -116,7 +118,7 @@ def render_runtime(plan: Plan, files: FileNames, submit: str, source: Object) ->
         _make_step(plan, files, step) if step is _find_trainer(source) else step
         for step in jobset["spec"]["replicatedJobs"]
     ]
-    # a JobSet that starts all over again would end what the lead keeps alive
+    # A JobSet that restarts would end pods that the lead keeps alive.
     inner = {key: value for key, value in jobset["spec"].items() if key != "failurePolicy"}
     return {
         "apiVersion": TRAINING_RUNTIMES.api_version,
@@ -149,7 +151,7 @@ def _without_launcher(runtime: Object) -> Object:
 
 
 def _find_trainer(runtime: Object) -> Object:
-    """The step of a runtime that is replaced by ours."""
+    """Return the step of a runtime that ours replaces."""
     policy = runtime["spec"].get("mlPolicy") or {}
     for step in runtime["spec"]["template"]["spec"]["replicatedJobs"]:
         labels = labels_of(step.get("template") or {})
@@ -159,7 +161,7 @@ def _find_trainer(runtime: Object) -> Object:
             return trainer
     raise SpecError(
         f"the runtime {name_of(runtime)} has no step {STEP!r} whose pods are the nodes",
-        hint=f"choose one that torchrun could use with --runtime; the default is {RUNTIME}",
+        hint=f"choose a runtime for torchrun with --runtime; the default is {RUNTIME}",
     )
 
 
@@ -182,7 +184,7 @@ def _make_step(plan: Plan, files: FileNames, step: Object) -> dict[str, Any]:
         "backoffLimit": None,
         "backoffLimitPerIndex": plan.node_restarts,
         "maxFailedIndexes": 0,
-        "podReplacementPolicy": "Failed",  # no other is allowed beside a podFailurePolicy
+        "podReplacementPolicy": "Failed",  # the only value allowed with a podFailurePolicy
         "podFailurePolicy": {
             "rules": [
                 {
@@ -201,7 +203,7 @@ def _make_step(plan: Plan, files: FileNames, step: Object) -> dict[str, Any]:
 
 
 def _make_template(plan: Plan, files: FileNames) -> dict[str, Any]:
-    """Our pod. Its names are its JobSet's, and what it says when it ends is read by its Job."""
+    """Return our pod template. The JobSet names the pods, and their Job reads their exit codes."""
     for secret in pod_of(plan).secrets:
         if isinstance(secret, SecretVariable) and secret.variable in RESERVED:
             raise SpecError(
@@ -213,7 +215,7 @@ def _make_template(plan: Plan, files: FileNames) -> dict[str, Any]:
         files,
         env={
             names.ENV_TELLS_FAILURE: names.TELLS_BY_LEAD,
-            names.ENV_FORGET: ",".join(RESERVED),  # they are for a torchrun that is not ours
+            names.ENV_FORGET: ",".join(RESERVED),  # meant for another torchrun
         },
         env_fields={names.NODE_FAILURES: JOB_FAILURES},
         container=CONTAINER,
@@ -223,7 +225,7 @@ def _make_template(plan: Plan, files: FileNames) -> dict[str, Any]:
 
 
 def read_phase(job: Object) -> ObjectPhase:
-    """Its counts are of Jobs: one is ready when all of its pods are."""
+    """Return the phase from its counts of Jobs. A Job is ready when all its pods are."""
     if read_condition_end(job) is not None:
         return ObjectPhase.ENDED
     counts = job.get("status", {}).get("jobsStatus") or ()
@@ -233,7 +235,7 @@ def read_phase(job: Object) -> ObjectPhase:
 
 
 def owns(pod: Object, _uid: str) -> bool:
-    """By the name of the Job that controls it: two objects stand between a TrainJob's uid and its pods."""
+    """Return whether the Job of the pod's TrainJob controls it. The TrainJob itself does not."""
     return controller_name_of(pod) == f"{labels_of(pod).get(LABEL_JOBSET)}-{STEP}-0"
 
 
@@ -255,7 +257,7 @@ TRAINJOB = Dialect(
             group=TRAINING_RUNTIMES.group,
             resource=TRAINING_RUNTIMES.plural,
             verbs=("get", "list", "create", "patch", "delete"),
-            purpose="each job's own copy of its runtime, which says what is tried again",
+            purpose="each job's own copy of its runtime, which defines its retries",
         ),
         END_LOST_PODS,
         replace(END_LOST_PODS, resource="pods/status", verbs=("patch",)),
@@ -272,7 +274,7 @@ TRAINJOB = Dialect(
     start={"spec": {"suspend": False}},
     suspend={"spec": {"suspend": True}},
     give_up={},  # by its podFailurePolicy
-    end_lost_pod={"status": {"phase": "Failed", "reason": "NodeLost"}},  # which its Job waits for
+    end_lost_pod={"status": {"phase": "Failed", "reason": "NodeLost"}},  # its Job waits for this
     read_end=read_condition_end,
     read_phase=read_phase,
     num_pods=lambda job: int((job.get("spec", {}).get("trainer") or {}).get("numNodes") or 1),

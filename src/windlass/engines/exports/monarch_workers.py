@@ -1,7 +1,8 @@
-"""A MonarchMesh of Monarch's own workers, and a pod for the script that uses them. Pure.
+"""MonarchMesh of Monarch's own workers, and a controller pod for the script that uses them. Pure.
 
-As Monarch's guide has it: the controller may list the workers' pods, finds them by the labels that the
-operator gives them, and runs what is copied into it with `kubectl cp`. No code travels in the documents.
+This follows Monarch's guide. The controller may list the workers' pods, and finds them by the labels that
+the operator sets. It runs a script that the user copies into it with `kubectl cp`. The documents contain no
+code.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ from monarch.actor import run_worker_loop_forever
 address = f"tcp://{{socket.getfqdn()}}:{PORT}@tcp://0.0.0.0:{PORT}"
 run_worker_loop_forever(address=address, ca="trust_all_connections")
 """
-# a first process that handles no SIGTERM would take its whole grace to end
+# Without a handler for SIGTERM, process 1 would run until the end of its grace period.
 _WAIT = "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done"
 
 
 def make_plain(
     plan: Plan,
     *,
-    script: str | None,  # noqa: ARG001 - it is copied into the controller
+    script: str | None,  # noqa: ARG001 - users copy it into the controller
     rendezvous: Rendezvous,
     flags: tuple[str, ...] = (),  # noqa: ARG001 - there is no torchrun
 ) -> list[Object]:
-    """Rights of the controller, claims, mesh and controller, in the order in which they can be applied."""
+    """Return the controller's rights, claims, mesh and controller, in the order to apply them."""
     _check(plan, rendezvous)
     pod = pod_of(plan)
     pod = replace(pod, namespace=pod.namespace or NAMESPACE)
@@ -65,7 +66,7 @@ def make_plain(
     )
     own = f"{name.removesuffix('mesh') or name}-controller"
     controller = replace(
-        workers,  # whose claims it mounts
+        workers,  # for their claims, which it mounts
         labels={"app": own},
         container="controller",
         command=("/bin/sh", "-c", _WAIT),
@@ -90,14 +91,14 @@ def _check(plan: Plan, rendezvous: Rendezvous) -> None:
 
 
 def _find_name(plan: Plan) -> str:
-    """The job's own, as far as Monarch takes it: letters and digits; else the guide's."""
+    """Return the letters and digits of the job's name, as Monarch requires, or the guide's name."""
     if plan.name == plan.job_id:
         return NAME
     return re.sub("[^a-z0-9]", "", object_name(plan.name, _MAX_NAME)) or NAME
 
 
 def _make_rights(pod: PodSpec, controller: TorchrunPods, name: str) -> list[Object]:
-    """An account for the controller, which may see pods and nothing else."""
+    """Return a service account for the controller, which may only read pods."""
     metadata = make_torchrun_metadata(pod, controller, name)
     rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
     account = {"kind": "ServiceAccount", "name": name, "namespace": pod.namespace}
@@ -132,7 +133,7 @@ def _make_mesh(plan: Plan, pod: PodSpec, workers: TorchrunPods) -> Object:
 
 
 def _make_controller(plan: Plan, pod: PodSpec, controller: TorchrunPods, name: str) -> Object:
-    """One pod with the workers' image and mounts, which takes no GPU and may run anywhere."""
+    """Return a pod with the image and mounts of the workers, without GPUs or placement rules."""
     alone = replace(pod, gpus=0, gpu_type="", spread="none", pack="", service_account=name)
     template = make_torchrun_template(plan, alone, controller)
     (container, *more) = template["spec"]["containers"]

@@ -1,7 +1,7 @@
-"""Export only: a headless Service, a StatefulSet and torchrun. Needs no Windlass in the cluster or the image.
+"""Export of a headless Service and a StatefulSet with torchrun, which runs without Windlass.
 
-Objects are called by the job's name or its id, so that two exports do not collide. Those of the recipes have
-the names of their guide. Pods stay when training is finished, since a StatefulSet would start them again.
+Objects are named after the job's name or its id, so that two exports do not collide. Those of the recipes
+have the names of their guide. Pods stay after training, since a StatefulSet would restart them.
 """
 
 from __future__ import annotations
@@ -37,15 +37,13 @@ NAME = "train-llm"
 SERVICE = "train-rdzv"
 # Programs that guides run under these two names, one after the other.
 _RECIPES = ("train_framework", "k8s-training/k8s/train.py", "windlass.recipes.train")
-MODELS = Claim(
-    claim="models-pvc", path="/models"
-)  # where the work is told of a model that lies there
+MODELS = Claim(claim="models-pvc", path="/models")  # for work with a model there
 CLAIMS = (Claim(claim="datasets-pvc", path="/data"), Claim(claim="outputs-pvc", path="/out"))
 HF_SECRET = "hf-token"  # noqa: S105
-HF_KEY = "HUGGINGFACE_HUB_TOKEN"  # of that Secret
+HF_KEY = "HUGGINGFACE_HUB_TOKEN"  # the key in that Secret
 HF_VARIABLES = ("HF_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 _APPLY = ("get", "create", "patch", "delete")
-# What `kubectl` needs to apply the export, follow it and delete it again.
+# Rights that `kubectl` needs to apply the export, follow it and delete it again.
 RIGHTS = (
     Right(
         group="apps",
@@ -77,7 +75,7 @@ _INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 def render(
     plan: Plan, *, script: str | None, rendezvous: Rendezvous, flags: tuple[str, ...] = ()
 ) -> list[Object]:
-    """ConfigMap, claims, Service and StatefulSet, in the order in which they can be applied. Pure."""
+    """Return ConfigMap, claims, Service and StatefulSet, in the order to apply them. Pure."""
     pod = _with_claims(pod_of(plan), plan.work)
     has_name = plan.name != plan.job_id
     is_recipe = not has_name and any(name in plan.work.label for name in _RECIPES)
@@ -103,7 +101,10 @@ def render(
 
 
 def _with_claims(pod: PodSpec, work: Work) -> PodSpec:
-    """The recipe's claims, where nothing else is at their places; that of models if the work names it."""
+    """Return the pod with the claims of the recipe, except at paths with other volumes.
+
+    The claim for models is added only if the work refers to it.
+    """
     taken = {volume.path for volume in pod.volumes}
     wanted = (*CLAIMS, *([MODELS] if _names_model(work) else []))
     missing = tuple(claim for claim in wanted if claim.path not in taken)
@@ -111,7 +112,7 @@ def _with_claims(pod: PodSpec, work: Work) -> PodSpec:
 
 
 def _names_model(work: Work) -> bool:
-    """Whether a word of the work, or the value of one (--flag=VALUE), is a path under /models."""
+    """Return whether an argument of the work, or the value in --flag=VALUE, is a path under /models."""
     words = work.argv if isinstance(work, Command) else getattr(work, "args", ())
     paths = (word.rpartition("=")[2] for word in words)
     return any(path == MODELS.path or path.startswith(f"{MODELS.path}/") for path in paths)
@@ -147,7 +148,7 @@ def split_documents(documents: Sequence[Object]) -> dict[str, list[Object]]:
 
 
 class StatefulSetExport:
-    """A `Renderer`: it writes documents, and runs nothing."""
+    """`Renderer` that writes documents, and cannot run jobs."""
 
     name = "statefulset"
     can = frozenset({"detach", "restarts", "pods"})

@@ -1,6 +1,6 @@
 """Plain exports with torchrun: an Indexed Job, a PyTorchJob or a TrainJob, as their guides write them.
 
-The same training, with nothing of Windlass in it. Pure. `plain_export` names the functions by
+They run the same training without Windlass. The functions are pure, and `plain_export` lists them by
 engine.
 """
 
@@ -35,30 +35,30 @@ from windlass.spec.pod_spec import PodSpec
 Object = dict[str, Any]
 
 _JOB_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-_PYTORCHJOB_CONTAINER = "pytorch"  # the operator wants one of this name
+_PYTORCHJOB_CONTAINER = "pytorch"  # the operator requires this name
 _TRAINJOB_RUNTIME = "torch-distributed"
-_TRAINJOB_STEP = _TRAINJOB_CONTAINER = "node"  # of the runtime
-_MANAGER = "user.example.com/export"  # who patches must be named, like a label
+_TRAINJOB_STEP = _TRAINJOB_CONTAINER = "node"  # names in the runtime
+_MANAGER = "user.example.com/export"  # the required name of the patch's author, in label syntax
 _OF_TRAINER = {
     "image": "image",
     "command": "command",
     "env": "env",
     "resources": "resourcesPerNode",
 }
-# all that may be patched of a pod and of its container
+# All fields of a pod and of its container that can be patched.
 _OF_POD = (
     *("serviceAccountName", "volumes", "imagePullSecrets", "securityContext", "nodeSelector"),
     *("affinity", "tolerations", "terminationGracePeriodSeconds"),
 )
 _OF_CONTAINER = ("name", "volumeMounts", "securityContext")
-# what podTemplateOverrides, which came before patches, could not say
+# Fields that podTemplateOverrides, the predecessor of patches, does not support.
 _NOT_OVERRIDDEN = ("securityContext", "terminationGracePeriodSeconds")
 
 
 def make_plain_job(
     plan: Plan, *, script: str | None, rendezvous: Rendezvous, flags: tuple[str, ...] = ()
 ) -> list[Object]:
-    """ConfigMap, claims, Service and Job, in the order in which they can be applied."""
+    """Return ConfigMap, claims, Service and Job, in the order to apply them."""
     pod = pod_of(plan)
     name = choose_plain_name(plan)
     pods = TorchrunPods(
@@ -112,10 +112,10 @@ def _make_job(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Object:
 def make_plain_pytorchjob(
     plan: Plan, *, script: str | None, rendezvous: Rendezvous, flags: tuple[str, ...] = ()
 ) -> list[Object]:
-    """ConfigMap, claims and PyTorchJob, in the order in which they can be applied."""
+    """Return ConfigMap, claims and PyTorchJob, in the order to apply them."""
     if rendezvous != Rendezvous():
         raise SpecError(
-            "where the ranks of a PyTorchJob meet is for its operator to say",
+            "the operator of a PyTorchJob sets its rendezvous",
             hint="leave out --rdzv-backend and --rdzv-endpoint",
         )
     pod = pod_of(plan)
@@ -146,7 +146,7 @@ def _make_pytorchjob(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Object:
     else:
         replicas = {"Master": 1, "Worker": len(plan.nodes) - 1}
     spec["pytorchReplicaSpecs"] = {
-        # a training that failed is final, a pod that was killed is replaced
+        # A failed training is final, and a killed pod is replaced.
         kind: {"replicas": number, "restartPolicy": "ExitCode", "template": template}
         for kind, number in replicas.items()
         if number
@@ -179,7 +179,7 @@ def make_plain_trainjob(
     flags: tuple[str, ...] = (),
     is_older: bool = False,
 ) -> list[Object]:
-    """ConfigMap, claims and TrainJob, in the order in which they can be applied.
+    """Return ConfigMap, claims and TrainJob, in the order to apply them.
 
     `is_older` is for Trainer 2.0 and 2.1.
     """
@@ -197,23 +197,23 @@ make_older_plain_trainjob = partial(make_plain_trainjob, is_older=True)
 
 
 def _check_trainjob(plan: Plan, pod: PodSpec, rendezvous: Rendezvous) -> None:
-    """Refuse what a TrainJob cannot say of its pods."""
+    """Raise `SpecError` for settings of pods that a TrainJob does not support."""
     hint = f"leave it out, put it into the runtime, or export without --plain: -e {plan.engine}"
     if rendezvous != Rendezvous():
         raise SpecError(
-            "where the ranks of a TrainJob meet is for its operator to say",
+            "the operator of a TrainJob sets its rendezvous",
             hint="leave out --rdzv-backend and --rdzv-endpoint",
         )
     if plan.min_nodes < len(plan.nodes):
         raise SpecError("a TrainJob has a fixed number of nodes", hint="--nodes N, not MIN:MAX")
-    unsaid = {
+    unsupported = {
         "--priority-class": pod.priority_class,
         "--patch": pod.patch,
         "--secret NAME": make_env_from(pod),
     }
-    for flag, asked in unsaid.items():
+    for flag, asked in unsupported.items():
         if asked:
-            raise SpecError(f"a TrainJob cannot say {flag}: only its runtime can", hint=hint)
+            raise SpecError(f"a TrainJob cannot set {flag}: only its runtime can", hint=hint)
 
 
 def _make_trainjob(plan: Plan, pod: PodSpec, pods: TorchrunPods, *, is_older: bool) -> Object:
@@ -225,7 +225,7 @@ def _make_trainjob(plan: Plan, pod: PodSpec, pods: TorchrunPods, *, is_older: bo
     spec: Object = {
         "runtimeRef": {
             "apiGroup": CLUSTER_TRAINING_RUNTIMES.group,
-            # a runtime of one's own is in the namespace
+            # A custom runtime is in the namespace.
             "kind": "TrainingRuntime" if pod.runtime else CLUSTER_TRAINING_RUNTIMES.name,
             "name": pod.runtime or _TRAINJOB_RUNTIME,
         },
@@ -246,20 +246,20 @@ def _make_trainjob(plan: Plan, pod: PodSpec, pods: TorchrunPods, *, is_older: bo
 
 
 def _make_trainjob_patches(template: Object) -> Object:
-    """What a TrainJob changes of its runtime's pods, since Trainer 2.2."""
+    """Return the changes to the runtime's pods, for Trainer 2.2 and later."""
     step = {"name": _TRAINJOB_STEP, "template": {"spec": {"template": _pick(template)}}}
     jobs = {"template": {"spec": {"replicatedJobs": [step]}}}
     return {"runtimePatches": [{"manager": _MANAGER, "trainingRuntimeSpec": jobs}]}
 
 
 def _make_trainjob_overrides(template: Object) -> Object:
-    """The same for Trainer 2.0 and 2.1, without what those cannot say."""
-    said = _pick(template, without=_NOT_OVERRIDDEN)
-    return {"podTemplateOverrides": [{"targetJobs": [{"name": _TRAINJOB_STEP}], **said}]}
+    """Return the changes to the runtime's pods that Trainer 2.0 and 2.1 support."""
+    picked = _pick(template, without=_NOT_OVERRIDDEN)
+    return {"podTemplateOverrides": [{"targetJobs": [{"name": _TRAINJOB_STEP}], **picked}]}
 
 
 def _pick(template: Object, *, without: tuple[str, ...] = ()) -> Object:
-    """Of a pod and its container, what a TrainJob may change."""
+    """Return the fields of a pod and its container that a TrainJob may change."""
     pod, (container,) = template["spec"], template["spec"]["containers"]
     own = {key: container[key] for key in _OF_CONTAINER if key in container and key not in without}
     inner = {key: pod[key] for key in _OF_POD if key in pod and key not in without}

@@ -1,7 +1,7 @@
-"""Who we are, as headers and certificates: tokens, token files and exec plug-ins.
+"""Logins as headers and certificates, from tokens, token files and exec plug-ins.
 
-A plug-in's answer is kept until it expires or the server no longer accepts it. Starts plug-ins, reads
-token files; opens no connection.
+A plug-in's credential is kept until it expires or the server no longer accepts it. This module starts
+plug-ins and reads token files, but opens no connection.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from windlass.kube.client.kubeconfig import ClusterTarget, ConfigError
 
 _TOKEN_FILE_AGE_S = 60.0  # service account tokens are renewed in place
 _EXPIRES_EARLY_S = 10.0
-_PLUGIN_TIMEOUT_S = 120.0  # a login in a browser takes a person's time
+_PLUGIN_TIMEOUT_S = 120.0  # time for a user to log in with a browser
 _VERSIONS = tuple(f"client.authentication.k8s.io/{v}" for v in ("v1", "v1beta1", "v1alpha1"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """What is sent to say who we are."""
+    """Credentials of one user, as they are sent."""
 
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     certificate_pem: bytes = field(default=b"", repr=False)
     key_pem: bytes = field(default=b"", repr=False)
-    expires_s: float = float("inf")  # on the wall clock
+    expires_s: float = float("inf")  # wall-clock time
 
 
 class LoginSource:
-    """The login that holds now. Thread-safe: many threads that need one start one plug-in."""
+    """Source of the current login. Thread-safe: concurrent callers share one run of the plug-in."""
 
     def __init__(self, target: ClusterTarget, environ: Mapping[str, str]) -> None:
         self._target = target
@@ -55,7 +55,7 @@ class LoginSource:
             return self._login
 
     def renew(self, refused: Login) -> bool:
-        """After the server refused it: whether there is another login to try."""
+        """Fetch a new login after the server refused one, and return whether it differs."""
         user = self._target.user
         with self._lock:
             if self._login is refused and (user.exec is not None or user.token_file):
@@ -105,7 +105,7 @@ def _read_expiry(status: Mapping[str, Any]) -> float:
     if not isinstance(text, str):
         return float("inf")
     try:
-        # Python 3.10 reads neither "Z" nor fractions of other than three or six digits.
+        # Python 3.10 parses neither "Z" nor fractions without exactly three or six digits.
         whole, _, zone = text.strip().replace("Z", "+00:00").partition("+")
         return (
             datetime.fromisoformat(f"{whole[:19]}+{zone or '00:00'}").timestamp() - _EXPIRES_EARLY_S
@@ -117,12 +117,12 @@ def _read_expiry(status: Mapping[str, Any]) -> float:
 def run_plugin(
     plugin: Mapping[str, Any], *, target: ClusterTarget, environ: Mapping[str, str]
 ) -> Mapping[str, Any]:
-    """The `status` of the ExecCredential a plug-in prints."""
+    """Run an exec plug-in, and return the `status` of the ExecCredential that it prints."""
     version = str(plugin.get("apiVersion") or "")
     if version not in _VERSIONS:
         raise ConfigError(
-            f"the kubeconfig's exec plug-in wants {version or 'no version'}, which is not known here",
-            hint=f"there are {', '.join(_VERSIONS)}",
+            f"the kubeconfig's exec plug-in has the unknown apiVersion {version!r}",
+            hint=f"known versions are {', '.join(_VERSIONS)}",
         )
     command = _find_command(plugin, target.folder, environ)
     is_interactive = (
@@ -180,7 +180,7 @@ def _run(command: list[str], *, environ: Mapping[str, str], is_interactive: bool
             env=dict(environ),
             stdin=None if is_interactive else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=None if is_interactive else subprocess.PIPE,  # a person may have to act on it
+            stderr=None if is_interactive else subprocess.PIPE,  # the user may have to react to it
         )
     except OSError as error:
         raise ConfigError(
@@ -189,15 +189,15 @@ def _run(command: list[str], *, environ: Mapping[str, str], is_interactive: bool
     how = ""
     with process:
         try:
-            output, said = process.communicate(timeout=_PLUGIN_TIMEOUT_S)
+            output, errors = process.communicate(timeout=_PLUGIN_TIMEOUT_S)
         except subprocess.TimeoutExpired as late:
             process.kill()
-            output, said = b"", late.stderr or b""
-            how = f"did not end within {_PLUGIN_TIMEOUT_S:g} s"
+            output, errors = b"", late.stderr or b""
+            how = f"did not finish within {_PLUGIN_TIMEOUT_S:g} s"
     if process.returncode == 0:
         return output
     how = how or f"failed with exit code {process.returncode}"
-    text = (said or b"").decode(errors="replace").strip()[-2000:] or "it said nothing more"
+    text = (errors or b"").decode(errors="replace").strip()[-2000:] or "no error output"
     raise Unauthorized(
         f"the login plug-in {name} {how}: {text}",
         hint="log in to the cluster again, then try again",
@@ -215,5 +215,5 @@ def _read_credential(output: bytes, command: str) -> Mapping[str, Any]:
         pass
     raise Unauthorized(
         f"the login plug-in {os.path.basename(command)} printed no credential",
-        hint="run it by hand: it must print an ExecCredential with a token or a certificate",
+        hint="run it manually: it must print an ExecCredential with a token or a certificate",
     )

@@ -129,7 +129,7 @@ class _Websocket:
         return self._has_error or self._protocol.state not in (State.CONNECTING, State.OPEN)
 
     def _read_frames(self) -> None:
-        """Sort the frames that came: data, errors, and the port number that starts each channel."""
+        """Process received frames: data, errors, and the port number that starts each channel."""
         for event in self._protocol.events_received():
             if not isinstance(event, Frame) or not event.data:
                 continue
@@ -154,7 +154,7 @@ class _Websocket:
             self.outbound += data
 
     def receive(self) -> bool:
-        """Read from the socket once. Return False if nothing was there, or at the end."""
+        """Read from the socket once. Return False if there was no data, or at the end."""
         try:
             data = self.sock.recv(_CHUNK_BYTES)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -174,7 +174,7 @@ class _Websocket:
         return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
 
     def send(self, data: bytes) -> None:
-        """Queue data for the pod; `flush` writes it."""
+        """Queue data for the pod, which `flush` writes."""
         try:
             self._protocol.send_binary(bytes((_DATA,)) + data)
         except InvalidState as error:
@@ -205,14 +205,14 @@ class PodStream:
         self._timeout_s: float | None = None
 
     def settimeout(self, timeout_s: float | None) -> None:
-        """Limit each `recv` and `sendall`; 0 never waits."""
+        """Set the timeout of each `recv` and `sendall`. With 0 they never wait."""
         self._timeout_s = timeout_s
 
     def fileno(self) -> int:
         return self._websocket.sock.fileno()
 
     def pending(self) -> bool:
-        """Return whether data is here for which the socket never becomes readable."""
+        """Return whether data is buffered, for which the socket does not become readable."""
         return bool(self._websocket.inbound) or self._websocket.has_decrypted()
 
     def sendall(self, data: bytes) -> None:
@@ -225,7 +225,7 @@ class PodStream:
             self._wait(end_s, select.POLLOUT)
 
     def recv(self, size: int) -> bytes:
-        """Return at most `size` bytes, b"" at the end; TimeoutError if nothing comes in time."""
+        """Return at most `size` bytes, or b"" at the end. Raise `TimeoutError` if no data arrives in time."""
         websocket, end_s = self._websocket, self._find_end_s()
         while not websocket.inbound and not websocket.is_ended:
             if not websocket.has_decrypted():
@@ -257,7 +257,7 @@ class PodStream:
 
 
 class _Pump:
-    """Copies between a websocket and a local socket until one side is done."""
+    """Copy loop between a websocket and a local socket, which runs until one side is done."""
 
     def __init__(self, websocket: _Websocket, local: socket.socket, *, name: str) -> None:
         self._websocket = websocket
@@ -327,7 +327,7 @@ class _Pump:
             else:
                 self._has_local_ended = True
             if len(data) < _CHUNK_BYTES:
-                return  # most likely that was all: another call would find nothing
+                return  # there is probably no more data
 
     def _wait(self) -> tuple[bool, bool]:
         """Wait for a socket. Return whether the websocket and the local socket may be read."""
@@ -345,11 +345,11 @@ class _Pump:
             )
             poll.register(self._local, events)
         has_decrypted = may_receive and websocket.has_decrypted()
-        # a local socket that was closed is polled no more, but may hold unread data
+        # A closed local socket is no longer polled, but may have unread data.
         has_unread = may_send and self._is_local_closed
         ready = dict(poll.poll(0 if has_decrypted or has_unread else _POLL_S * 1000))
         of_local = ready.get(self._local.fileno(), 0)
-        # POLLHUP means closed; a socket that is only half-closed does not report it
+        # POLLHUP means closed. A half-closed socket does not report it.
         if of_local & (select.POLLHUP | select.POLLERR):
             self._is_local_closed = True
             websocket.inbound.clear()

@@ -37,7 +37,7 @@ from windlass.spec.storage import (
 )
 
 MAX_SECRET_BYTES = 1_000_000  # a Secret may hold 1 MiB
-MAX_APPLIED_BYTES = 180_000  # 240,000 bytes in base64; annotations may hold 262,144
+MAX_APPLIED_BYTES = 180_000  # 240,000 bytes in base64, within the 262,144 bytes of annotations
 
 # Must run on any Python 3: the agent is what rejects an old interpreter, with a clear error.
 JOIN = f"""\

@@ -234,7 +234,7 @@ def _make_env(plan: Plan, more_fields: Mapping[str, str], more: Mapping[str, str
         names.K8S_NODE: "spec.nodeName",
         **more_fields,
     }
-    # The user ID may have no passwd entry; libraries read these variables before they ask the system.
+    # The user ID may have no passwd entry. Libraries read these variables before they ask the system.
     texts = {
         names.LEAD: lead_name(plan.job_id),
         "HOME": names.HOME_FOLDER,

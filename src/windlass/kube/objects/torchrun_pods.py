@@ -91,13 +91,13 @@ class TorchrunPods:
     name: str
     service: str
     labels: Mapping[str, str]
-    index_path: str  # the pod field that holds its index; empty if an operator sets PET_*
+    index_path: str  # the pod field with its index, empty if an operator sets PET_*
     stays: bool = False  # True if a finished pod must not exit
     command: tuple[str, ...] = ()  # the command to run instead of torchrun
     container: str = CONTAINER
     rendezvous: Rendezvous = Rendezvous()
     flags: tuple[str, ...] = ()  # torchrun flags of the user
-    script: str | None = None  # text of the script to ship; None if the code is in the image
+    script: str | None = None  # text of the script to ship, or None if the code is in the image
     env: list[Object] = field(default_factory=list)
     nccl_debug: str = "WARN"
 
