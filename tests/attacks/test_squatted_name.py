@@ -175,9 +175,7 @@ def test_owner_of_a_compute(cluster, user, identity, is_mine):
     assert is_meant(engine, REF, plan, "") is is_mine
     for owner in filter(None, (user, identity)):
         assert is_meant(engine, REF, plan, owner)
-    shows_owner = not is_mine and bool(
-        user or identity
-    )  # only then does the name include the owner
+    shows_owner = not is_mine and bool(user or identity)
     assert ("/" in name_for(engine, REF, plan)) is shows_owner
 
 

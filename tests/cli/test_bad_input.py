@@ -93,7 +93,7 @@ def test_a_slip_of_a_flag_is_refused_unless_it_is_clearly_the_targets_own(
     assert ran.code == 2
     assert "there is no flag --nodse" in ran.err
     assert (
-        "did you mean --nodes? if it is show_args.py's own, write: show_args.py -- --nodse"
+        "did you mean --nodes? to pass it to show_args.py, write: show_args.py -- --nodse"
         in ran.err
     )
     assert not (project / "args-0.json").exists()
@@ -101,7 +101,7 @@ def test_a_slip_of_a_flag_is_refused_unless_it_is_clearly_the_targets_own(
     assert "--nnodes" in (project / "args-0.json").read_text()
     ran = windlass("run", "echo", "--nnodes", "2")
     assert ran.code == 0
-    assert "--nnodes is passed on to echo; did you mean --nodes?" in ran.err
+    assert "--nnodes is passed to echo; did you mean --nodes?" in ran.err
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root reads everything")
@@ -162,5 +162,5 @@ def test_a_parameter_that_is_also_our_flag_is_told(windlass: Cli, project: Path)
     (project / "named.py").write_text("def train(name: str):\n    return name\n")
     ran = windlass("run", "named.py::train", "--name", "x")
     assert ran.code == 2
-    assert "its own: named.py::train -- --name ..." in ran.err
+    assert "for the target: named.py::train -- --name ..." in ran.err
     assert windlass("run", "named.py::train", "--", "--name", "x").out.splitlines()[-1] == "'x'"

@@ -54,7 +54,7 @@ def test_nothing_is_up(local: Cli) -> None:
     for words in (("ls",), ("rm", "--all", "--yes")):
         ran = local("compute", *words)
         assert (ran.code, ran.out) == (0, "")
-        assert "no compute is up" in ran.err
+        assert "no compute is running" in ran.err
     assert local("compute", "ls", "--json").json == []
 
 
@@ -123,8 +123,8 @@ def test_scale(local: Cli, submit: Callable[..., list[str]]) -> None:
         (("scale", "nodes", "0"), "0 is not in the range"),
         (("scale", "nodes"), "N is missing"),
         (("scale", "nodes", "2"), "there is no compute 'nodes'"),
-        (("rm",), "which compute?"),
-        (("rm", "one", "--all"), "which compute?"),
+        (("rm",), "name the computes to end"),
+        (("rm", "one", "--all"), "name the computes to end"),
         (("lst",), "did you mean windlass compute ls?"),
     ],
 )

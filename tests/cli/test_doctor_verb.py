@@ -32,7 +32,7 @@ def test_a_cluster_that_is_not_there(windlass: Cli, tmp_path: Path) -> None:
     assert ran.code == 3
     assert ran.out.startswith("missing  cluster")
     assert "-> " in ran.out
-    assert "nothing can run without: cluster" in ran.err
+    assert "jobs cannot run without: cluster" in ran.err
     (check,) = windlass("doctor", "-e", "kubernetes", "--json", env=_nowhere(tmp_path)).json
     assert (check["name"], check["state"], check["needed"]) == ("cluster", "missing", True)
 

@@ -73,8 +73,8 @@ def test_a_flag_that_is_the_script_s_too_is_refused(folder: Path, source: str) -
     (folder / "train.py").write_text(source)
     ran = run("train.py", "--name", "x", "--dry-run")
     assert ran.returncode == 2
-    assert "--name is a flag of Windlass and of train.py too" in ran.stderr
-    assert "windlass run --name ... train.py; its own: train.py -- --name ..." in ran.stderr
+    assert "--name is a flag of both Windlass and train.py" in ran.stderr
+    assert "windlass run --name ... train.py; for the target: train.py -- --name ..." in ran.stderr
     assert run("--name", "x", "train.py", "--dry-run").returncode == 0
     assert run("train.py", "--dry-run", "--", "--name", "x").returncode == 0
 
@@ -86,14 +86,16 @@ def test_the_hint_for_a_flag_that_is_the_script_s_too_names_the_verb(
     (folder / "train.py").write_text("def main(namespace='--namespace'): ...\n")
     ran = run(target, "--namespace", "x", verb="export")
     assert ran.returncode == 2
-    assert f"windlass export --namespace ... {target}; its own: {target} -- --nam" in ran.stderr
+    assert (
+        f"windlass export --namespace ... {target}; for the target: {target} -- --nam" in ran.stderr
+    )
 
 
 def test_a_flag_that_is_a_parameter_too_is_refused(folder: Path) -> None:
     (folder / "train.py").write_text("def main(name='a'): ...\n")
     ran = run("train.py::main", "--name", "x", "--dry-run")
     assert ran.returncode == 2
-    assert "--name is a flag of Windlass and of train.py::main too" in ran.stderr
+    assert "--name is a flag of both Windlass and train.py::main" in ran.stderr
 
 
 def test_a_flag_that_is_ours_alone_is_taken_anywhere(folder: Path) -> None:
@@ -200,7 +202,7 @@ def test_a_script_that_only_declares_an_app_is_deployed(
     (folder / "my_script.py").write_text(APP)
     ran = run(*target)
     assert ran.returncode == 0, ran.stderr
-    assert "my_script.py only declares app(...), which is deployed" in ran.stderr
+    assert "my_script.py only declares app(...), so it is deployed" in ran.stderr
     name, kind, ref = ran.stdout.split()
     assert (name, kind) == ("a", "app")
     job = wl.attach(ref)

@@ -47,7 +47,7 @@ def test_as_json(windlass):
     [
         ("min.py", "", "did you mean mine.py?"),
         ("mine.py::bas", "", "did you mean base?"),
-        ("mine.py::PACKAGES", "", "PACKAGES in mine.py is a list, and has no image"),
+        ("mine.py::PACKAGES", "", "PACKAGES in mine.py is a list without an image"),
         ("mine.py", "other = kt.Image('x:1')", "name one: mine.py::base"),
         ("beside.py", "", "has no Image and no Compute with one"),
         ("mine.py", "1/0", "importing mine.py raised ZeroDivisionError: division by zero"),

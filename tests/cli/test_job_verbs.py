@@ -197,7 +197,7 @@ def test_attach_shows_earlier_lines_and_ctrl_c_leaves(
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"left {job_id}; it goes on" in err
+    assert f"left {job_id}; it keeps running" in err
     assert windlass("status", job_id, "--json").json["phase"] == "running"
     watching = started("attach", job_id, until="[0/0] up")
     assert windlass("cancel", job_id).code == 0
@@ -214,7 +214,7 @@ def test_leaving_an_attached_job_does_not_end_it(
     guest = started("attach", job["job_id"], until="up")
     guest.send_signal(signal.SIGINT)
     _, err = guest.communicate(timeout=60)
-    assert "it goes on while its `windlass run` does" in err
+    assert "it keeps running while its `windlass run` does" in err
     assert owner.poll() is None
     owner.send_signal(signal.SIGINT)
     owner.communicate(timeout=60)

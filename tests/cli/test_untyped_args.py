@@ -31,7 +31,7 @@ def test_words(words, expected):
 
 @pytest.mark.parametrize("word", ["--", "--1x", "--a.b", "--=1"])
 def test_refused(word):
-    with pytest.raises(SpecError, match="is no keyword"):
+    with pytest.raises(SpecError, match="is not a keyword argument"):
         read_blind([word])
 
 

@@ -221,5 +221,5 @@ def test_doctor_says_what_all_jobs_lack(windlass: Cli, tmp_path: Path) -> None:
         "doctor", env={"WINDLASS_HOME": str(tmp_path / "file" / "x"), "WINDLASS_PYTHON": "no"}
     )
     assert ran.code == 3
-    assert "nothing can run without: home, ranks' python" in ran.err
+    assert "jobs cannot run without: home, ranks' python" in ran.err
     assert "-> " in ran.out

@@ -1,1 +1,1 @@
-"""The command line: one small file per verb."""
+"""Command line, with one small module per verb in `cli.verbs`."""

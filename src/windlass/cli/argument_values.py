@@ -1,9 +1,9 @@
-"""Words of the command line -> argument values of a function.
+"""Conversion of command line words to argument values of a function.
 
-`make_type` reads annotations as source text and imports nothing of the user's, so a type is recognised by
-its spelling (`Path`, `pathlib.Path`, `Optional[int]`, `int | None`). A word of unknown type is read as a
-Python literal, else as text. `read_blind` is for functions whose signature is not available here. Pure;
-does not know parameters or flags.
+`make_type` reads annotations as source text and imports no user code. It recognises a type by its spelling
+(`Path`, `pathlib.Path`, `Optional[int]`, `int | None`). A word of unknown type becomes a Python literal if
+possible, and otherwise text. `read_blind` is for functions with a signature that is not available here. This
+module performs no I/O and does not know parameters or flags.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MANY: Mapping[str, Callable[[list[object]], object]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueType:
-    """How a word is read. `items` are what a list holds, or the members of a union."""
+    """Type of an argument. `items` are the item types of a list, or the members of a union."""
 
     name: str
     items: tuple[ValueType, ...] = ()
@@ -64,7 +64,7 @@ class ValueType:
 
     @property
     def is_switch(self) -> bool:
-        """May stand without a value: `--shuffle`."""
+        """True if the flag may be given without a value, like `--shuffle`."""
         return self.name == "bool" or (
             self.name == "union" and any(t.is_switch for t in self.items)
         )
@@ -87,7 +87,10 @@ ANY = ValueType(name="any")
 
 
 def make_type(annotation: str, default: object = ...) -> ValueType:
-    """The type of a parameter from its annotation, else from its default (`...`: there is none)."""
+    """Return the type of a parameter from its annotation, or else from its default.
+
+    A parameter without a default has `...` as its default.
+    """
     kind = _of_text(annotation) if annotation else ANY
     if kind.name == "any" and default is not ...:
         kind = replace(_of_value(default), optional=kind.optional)
@@ -146,7 +149,7 @@ def _of_union(nodes: list[ast.expr]) -> ValueType:
         member = _of_node(node)
         optional = optional or member.optional
         members += member.items if member.name == "union" else [replace(member, optional=False)]
-    # Everything is text, so text comes last or nothing else would have a chance.
+    # Text comes last, because every word can be read as text.
     ordered = dict.fromkeys(
         sorted(members, key=lambda t: (t.name == "str") + 2 * (t.name == "any"))
     )
@@ -173,7 +176,7 @@ def _of_value(value: object) -> ValueType:
 
 
 def read_values(kind: ValueType, texts: Sequence[str]) -> object:
-    """One value from all the words given for it: a list takes them all, anything else the last."""
+    """Return one value from all the words given for it. A list takes all words, any other type the last."""
     if kind.name in _MANY or kind.name == "fixed":
         if kind.optional and texts[-1].lower() == "none":
             return None
@@ -185,7 +188,7 @@ def read_values(kind: ValueType, texts: Sequence[str]) -> object:
 
 
 def read_value(kind: ValueType, text: str) -> object:
-    """One value from one word; ValueError when the word is not such a value."""
+    """Return one value from one word. Raise ValueError if the word does not fit the type."""
     if kind.optional and text.lower() == "none":
         return None
     if kind.name in _MANY or kind.name == "fixed":
@@ -198,7 +201,7 @@ def read_value(kind: ValueType, text: str) -> object:
 
 
 def _split(text: str) -> list[str]:
-    """Words of a list: `1,2,3`, or a Python or JSON list where a word holds a comma."""
+    """Return the words of a list, from `1,2,3` or from a Python or JSON list."""
     if text.strip()[:1] in ("[", "("):
         value = read_literal(text.strip())
         if isinstance(value, (list, tuple)):
@@ -220,7 +223,7 @@ def _read_union(kind: ValueType, text: str) -> object:
             return read_value(member, text)
         except ValueError:
             continue
-    raise ValueError(f"fits none of {kind}")
+    raise ValueError(f"must be one of {kind}")
 
 
 def _read_choice(kind: ValueType, text: str) -> object:
@@ -253,9 +256,9 @@ def _read_dict(text: str) -> dict[str, object]:
 
 
 def read_literal(text: str) -> object:
-    """A Python literal, else the text itself."""
+    """Return the value of a Python literal, or the text itself if it is not a literal."""
     try:
-        # A word like '\d' would warn about the escape; it is only a word here.
+        # Python warns about escapes such as '\d', which are valid in a word.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ast.literal_eval(text)
@@ -275,7 +278,7 @@ _READERS: Mapping[str, Callable[[str], object]] = {
 
 
 def read_blind(words: Sequence[str]) -> tuple[list[object], dict[str, object]]:
-    """Arguments and keywords, as well as they can be told without the function."""
+    """Return arguments and keywords from the words alone, without the function's signature."""
     args: list[object] = []
     kwargs: dict[str, object] = {}
     queue = list(reversed(words))
@@ -287,7 +290,7 @@ def read_blind(words: Sequence[str]) -> tuple[list[object], dict[str, object]]:
         flag, equals, value = word[2:].partition("=")
         name = flag.replace("-", "_")
         if not name.isidentifier():
-            raise SpecError(f"{word!r:.60} is no keyword of a function", hint="write --name VALUE")
+            raise SpecError(f"{word!r:.60} is not a keyword argument", hint="write --name VALUE")
         if equals:
             kwargs[name] = _read_value(value)
         elif queue and not queue[-1].startswith("--"):

@@ -1,7 +1,7 @@
-"""What went wrong, as two lines on stderr and an exit code; of a job, its verdict.
+"""Error output of the command line: two lines on stderr and an exit code, or the verdict of a job.
 
-The one place where exceptions end: ours with their hint, click's in the same form, all others without a
-traceback unless WINDLASS_DEBUG asks for it.
+All exceptions are reported here. Errors of Windlass are shown with their hint, and those of click in the same
+form. Other exceptions are shown without a traceback, unless WINDLASS_DEBUG is set.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEBUG = "WINDLASS_DEBUG"
 
 
 def report_error(error: Exception) -> int:
-    """Say what went wrong on stderr; the exit code for it."""
+    """Print an error to stderr, and return its exit code."""
     if os.environ.get(DEBUG):
         traceback.print_exception(error)
     if isinstance(error, WindlassError):
@@ -34,27 +34,27 @@ def report_error(error: Exception) -> int:
         say_error(*_describe_usage(error))
         return names.EXIT_USAGE
     if isinstance(error, OSError) and error.strerror:
-        if error.filename is None:  # most likely our own output
+        if error.filename is None:  # most likely writing our own output failed
             close_stdout()
         where = f"{error.filename}: " if error.filename else ""
         say_error(f"{where}{error.strerror}", "windlass doctor shows what is missing here")
         return names.EXIT_ENGINE
     say_error(
         f"unexpected {type(error).__name__}: {error}",
-        f"this should not happen; with {DEBUG}=1 the whole traceback is shown",
+        f"this is a bug in Windlass; set {DEBUG}=1 to see the full traceback",
     )
     return names.EXIT_ENGINE
 
 
 def say_error(message: str, hint: str = "") -> None:
-    """`windlass: message`, and what to do about it."""
+    """Print `windlass: message` and the hint."""
     say(message)
     if hint:
         sys.stderr.write(f"  hint: {clean(hint, colour=False)}\n")
 
 
 def say_verdict(status: JobStatus) -> None:
-    """Why a job failed, on stderr."""
+    """Print to stderr why a job failed."""
     from windlass.observe.explain import render_verdict
 
     sys.stderr.write(render_verdict(status, folder=str(start_folder())) + "\n")

@@ -1,9 +1,9 @@
 """Flags from a function's own signature: `windlass run train.py::train --lr 1e-3`.
 
-The file is parsed with `ast` and never imported, so a client neither loads torch nor runs user code to
-know the flags. Help texts come from the docstring in Google, numpy or Sphinx style. Errors about a
-missing file or function suggest the nearest name. `cli.argument_values` converts words to values;
-`cli.prepare` separates the words for Windlass from those for the function.
+The file is parsed with `ast` and never imported, so finding the flags neither loads torch nor runs user
+code. Help texts come from the docstring in Google, numpy or Sphinx style. Errors about a missing file or
+function suggest the nearest name. `cli.argument_values` converts words to values. `cli.prepare` separates
+the words for Windlass from those for the function.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _NUMPY_ITEM = re.compile(r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?")
 _SPHINX_ITEM = re.compile(
     r":(?:param|parameter|arg|argument|key|keyword)\s+(?:[^:]*\s)?\*{0,2}(\w+):(.*)"
 )
-# As in Python: before `/`; ordinary; after `*`; `*args`; `**kwargs`.
+# The kinds of Python: before `/`, ordinary, after `*`, `*args` and `**kwargs`.
 Kind = Literal["positional", "either", "keyword", "args", "kwargs"]
 
 
 def read_function(path: Path, function: str) -> ast.FunctionDef:
-    """The last top-level `def` of that name in the file; SpecError says why there is none."""
+    """Return the last top-level `def` of that name in the file. Raise SpecError if there is none."""
     tree = _parse(path)
     functions = {n.name: n for n in _top_level(tree.body) if isinstance(n, _FUNCTIONS)}
     node = functions.get(function)
@@ -45,14 +45,14 @@ def read_function(path: Path, function: str) -> ast.FunctionDef:
     if isinstance(node, ast.AsyncFunctionDef):
         raise SpecError(
             f"{function} in {path} is async, and ranks run plain functions",
-            hint=f"run a plain function that says `asyncio.run({function}(...))`",
+            hint=f"run a plain function that calls `asyncio.run({function}(...))`",
         )
     return node
 
 
 def _parse(path: Path) -> ast.Module:
     try:
-        # The user's own warnings (an odd escape in a string) are told when the file runs.
+        # Python repeats warnings about the source, such as invalid escapes, when the file runs.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ast.parse(path.read_bytes(), filename=str(path))
@@ -66,7 +66,7 @@ def _parse(path: Path) -> ast.Module:
         version = ".".join(map(str, sys.version_info[:2]))
         raise SpecError(
             f"{path}, line {error.lineno or 1}: {error.msg}",
-            hint=f"correct that line; it is read with Python {version}",
+            hint=f"correct that line; it is parsed with Python {version}",
         ) from error
     except ValueError as error:
         raise SpecError(f"{path} is not Python: {error}", hint="name a Python file") from error
@@ -81,7 +81,7 @@ def _nearest_file(path: Path) -> str:
 
 
 def _top_level(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """Every statement that runs on import, also those under `if`, `try` and the like."""
+    """Yield every statement that runs on import, including those under `if`, `try` and the like."""
     for node in body:
         yield node
         if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
@@ -120,13 +120,13 @@ def _bound_names(tree: ast.Module) -> set[str]:
 
 
 def read_summary(docstring: str) -> str:
-    """The first paragraph, as one line."""
+    """Return the first paragraph as one line."""
     lines = inspect.cleandoc(docstring).splitlines()
     return " ".join(line.strip() for line in _paragraph(lines))
 
 
 def read_parameter_help(docstring: str) -> Mapping[str, str]:
-    """Each documented parameter's first paragraph, as one line."""
+    """Return the first paragraph about each documented parameter, as one line."""
     lines = inspect.cleandoc(docstring).splitlines()
     help_of: dict[str, str] = {}
     for index, line in enumerate(lines):
@@ -159,7 +159,7 @@ def _read_numpy(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _block(lines: Sequence[str], indent: int = 0) -> Sequence[str]:
-    """The leading lines that are deeper than `indent`, blank ones included."""
+    """Return the leading lines that are indented deeper than `indent`, including blank lines."""
     for index, line in enumerate(lines):
         if line.strip() and _indent(line) <= indent:
             return lines[:index]
@@ -187,7 +187,7 @@ def _is_underline(lines: Sequence[str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One parameter. `default` is the value where it is a literal, else its source text."""
+    """One parameter. `default` is a value if the default is a literal, and otherwise its source text."""
 
     name: str
     kind: Kind
@@ -212,7 +212,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """A function as its source says it is."""
+    """Signature of a function, read from its source."""
 
     path: Path
     function: str
@@ -220,7 +220,7 @@ class Signature:
     doc: str = ""
 
     def without(self, name: str) -> Signature:
-        """The same but for one parameter."""
+        """Return the signature without one parameter."""
         others = tuple(one for one in self.parameters if one.name != name)
         return replace(self, parameters=others)
 
@@ -229,7 +229,7 @@ class Signature:
 
 
 def read_signature(path: Path, function: str) -> Signature:
-    """The signature of a top-level `def` in the file, without importing it."""
+    """Return the signature of a top-level `def` in the file, without importing the file."""
     node = read_function(path, function)
     docstring = ast.get_docstring(node) or ""
     helps = read_parameter_help(docstring)
@@ -283,7 +283,10 @@ def _read_default(node: ast.expr | None) -> tuple[object, bool]:
 
 
 def read_flags(signature: Signature, argv: Sequence[str]) -> tuple[list[object], dict[str, object]]:
-    """The call's arguments: plain words fill parameters in order, `--name value` fills by name."""
+    """Return the arguments of the call.
+
+    Plain words fill parameters in order, and `--name value` fills a parameter by name.
+    """
     words, given = _sort_words(signature, argv)
     args = _read_plain(signature, words)
     known = {p.name: p for p in signature.of_kind("either", "keyword")}
@@ -332,7 +335,7 @@ def _is_number(word: str) -> bool:
 
 
 def _find_flag(signature: Signature, name: str) -> tuple[str, Parameter, bool]:
-    """What a flag sets: the name, its parameter, and whether it is the `--no-` form."""
+    """Return the name that a flag sets, its parameter, and whether it is the `--no-` form."""
     known = {p.name: p for p in signature.of_kind("either", "keyword")}
     if name in known:
         return name, known[name], False
@@ -349,7 +352,7 @@ def _take_value(signature: Signature, parameter: Parameter, flag: str, queue: li
     kind = parameter.type
     follows = queue[-1] if queue and not queue[-1].startswith("--") else None
     if kind.name == "bool":
-        # Only these words: `--shuffle data.csv` is a switch and then a plain word.
+        # A switch takes only these words, so `--shuffle data.csv` is a switch and a plain word.
         values = ("true", "false", "none") if kind.optional else ("true", "false")
         return queue.pop() if follows and follows.lower() in values else "True"
     if follows is not None:
@@ -437,7 +440,7 @@ def _render_form(parameter: Parameter) -> str:
 
 
 def render_usage(signature: Signature) -> str:
-    """One line: what may be typed."""
+    """Return the usage of the function as one line."""
     prog = f"windlass run {signature.path}::{signature.function}"
     return " ".join(["usage:", prog, *_render_forms(signature)])
 
@@ -448,8 +451,8 @@ def _render_forms(signature: Signature) -> list[str]:
 
 
 def render_help(signature: Signature, prog: str, *, width: int = 88) -> str:
-    """Usage, the docstring's first paragraph, and each parameter with its type and default."""
-    # Spaces that do not break keep a flag and its value on one line.
+    """Return the usage, the first paragraph of the docstring, and each parameter with type and default."""
+    # No-break spaces keep a flag and its value on one line.
     parts = [part.replace(" ", "\xa0") for part in (f"usage: {prog}", *_render_forms(signature))]
     usage = textwrap.wrap(
         " ".join(parts),

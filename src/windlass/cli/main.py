@@ -1,7 +1,7 @@
 """Entry point of `windlass`: runs one command and handles every exception.
 
-Imports almost nothing at the top, so that a Ctrl-C while Python is still loading ends quietly. The verbs
-are listed in `cli.verb_table`; `cli.error_output` reports errors.
+Imports almost nothing at the top, so that a Ctrl-C while Python is still loading exits quietly.
+`cli.verb_table` lists the verbs, and `cli.error_output` reports errors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code."""
+    """Run one command and return its exit code."""
     try:
         if argv is None and sys.argv[1:2] == ["run"]:
             _begin_head_start(sys.argv[2:])
@@ -31,7 +31,7 @@ def _run(argv: list[str] | None) -> int:
         code = cli.main(argv, prog_name="windlass", standalone_mode=False)
     except click.Abort:
         return names.EXIT_INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the one place where all of them end
+    except Exception as error:  # noqa: BLE001 - every exception is handled here
         from windlass.cli.error_output import report_error
 
         return report_error(error)
@@ -39,7 +39,7 @@ def _run(argv: list[str] | None) -> int:
 
 
 def _begin_head_start(words: list[str]) -> None:
-    """Start what will most likely be needed; whatever is wrong is told later, and better."""
+    """Start the processes that `run` will most likely need. Errors are ignored, as `run` reports them."""
     import contextlib
 
     with contextlib.suppress(Exception):
@@ -49,7 +49,7 @@ def _begin_head_start(words: list[str]) -> None:
 
 
 def _forgive_streams() -> None:
-    """A stream that was closed is no stream; a letter that it cannot show is shown as its number."""
+    """Replace closed standard streams with devnull, and escape characters that a stream cannot encode."""
     import io
     import os
 

@@ -1,11 +1,12 @@
 """From the words of a command line to a prepared job, for `run` and `export`.
 
-`sort_words` separates our flags, the target and the target's own words. Our flags count anywhere before
-`--`, and all words after `--` belong to the target. A flag of ours that the target's source declares too
-is refused, as are flags of launchers such as torchrun. The source is parsed for this and never run.
+`sort_words` separates the flags of Windlass, the target and the target's own words. Flags of Windlass are
+recognised anywhere before `--`, and all words after `--` belong to the target. A flag behind the target that
+its source declares too is rejected, and so are flags of launchers such as torchrun. The source is parsed for
+this and never run.
 
 Parameters of a function become flags here (`cli.function_flags`). Scripts, modules and commands get their
-words unchanged. Each stage is frozen and made from the ones before it; settings and target are read once:
+words unchanged. Each stage is frozen and made from the stages before it. Settings and target are read once:
 
     words -> SplitWords -> Settings -> WorkTarget -> client.jobs.run.prepare_target -> Prepared
 """
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 _ALIKE = 0.8
 _OPTIONS = "Options"  # the heading of flags without a group
 _MAX_FILES = 50
-# libraries and classes that make flags of the names of parameters and fields
+# libraries and classes that derive flags from the names of parameters and fields
 _BY_NAME = frozenset(
     {
         *("typer", "fire", "tyro", "jsonargparse", "simple_parsing", "HfArgumentParser"),
@@ -65,13 +66,15 @@ class SplitWords:
     """The words of one command line. `target` is empty when none was given."""
 
     ours: tuple[str, ...] = ()
-    late: tuple[str, ...] = ()  # those of ours behind the target, where no `--` says whose is what
+    late: tuple[str, ...] = ()  # flags of Windlass behind the target, if there is no `--`
     target: tuple[str, ...] = ()  # one word, or `-m` and a module
-    loose: tuple[str, ...] = ()  # before `--`: passed on because they are not ours
+    loose: tuple[
+        str, ...
+    ] = ()  # before `--`: passed to the target because Windlass does not know them
     verbatim: tuple[str, ...] = ()  # after `--`
     near: Mapping[str, str] = field(
         default_factory=dict
-    )  # loose words that look much like a flag of ours
+    )  # loose words that look much like a flag of Windlass
 
     @property
     def rest(self) -> tuple[str, ...]:
@@ -83,7 +86,7 @@ class SplitWords:
 
 
 def sort_words(options: Mapping[str, click.Option], argv: Sequence[str]) -> SplitWords:
-    """Return which word is whose. An unknown flag before the target is an error."""
+    """Sort the words by owner. An unknown flag before the target is an error."""
     cut = argv.index("--") if "--" in argv else len(argv)
     queue, verbatim = list(reversed(argv[:cut])), tuple(argv[cut + 1 :])
     ours: list[str] = []
@@ -118,7 +121,7 @@ def sort_words(options: Mapping[str, click.Option], argv: Sequence[str]) -> Spli
 
 
 def _take(option: click.Option, word: str, queue: list[str]) -> str:
-    """An option and its value as one word, so that no value is ever taken for an option."""
+    """Return an option and its value as one word, so that no value is mistaken for an option."""
     if option.is_flag:
         return word
     if not queue:
@@ -235,7 +238,7 @@ class TargetCommand(Verb):
 
 
 def check_clash(late: Sequence[str], source: Path, target: str, *, verb: str = "run") -> None:
-    """Refuse a flag of ours that stands behind the target, and that the target's source declares."""
+    """Reject a flag of Windlass behind the target that the target's source declares too."""
     wanted = {word.partition("=")[0] for word in late}
     if not wanted:
         return
@@ -243,24 +246,24 @@ def check_clash(late: Sequence[str], source: Path, target: str, *, verb: str = "
     if clash:
         flag = clash[0]
         raise SpecError(
-            f"{flag} is a flag of Windlass and of {target} too",
-            hint=f"Windlass's: windlass {verb} {flag} ... {target}; its own: {target} -- {flag} ...",
+            f"{flag} is a flag of both Windlass and {target}",
+            hint=f"for Windlass: windlass {verb} {flag} ... {target}; for the target: {target} -- {flag} ...",
         )
 
 
 def check_launcher_flags(loose: Sequence[str], declared: frozenset[str], target: str) -> None:
-    """Refuse a launcher's flag behind the target, unless the target's source declares it."""
+    """Reject a launcher's flag behind the target, unless the target's source declares it."""
     own = {flag.replace("-", "_") for flag in declared}
     for word, following in zip(loose, (*loose[1:], ""), strict=True):
         name = word.partition("=")[0]
         translation = translate_flag(word, following)
         if translation is not None and name.replace("-", "_") not in own:
-            hint = f"{translation.hint}; if it is {target}'s own, write: {target} -- {name} ..."
+            hint = f"{translation.hint}; to pass it to {target}, write: {target} -- {name} ..."
             raise SpecError(translation.message, hint=hint)
 
 
 def find_flags(source: Path) -> frozenset[str]:
-    """Return what the source, and the files of the project that it imports, declare."""
+    """Return the flags that the source and the project files it imports declare."""
     todo, seen = [source], {source}
     texts: set[str] = set()
     fields: set[str] = set()
@@ -309,7 +312,7 @@ def _find_parameters(nodes: Sequence[ast.AST]) -> Iterator[str]:
 
 
 def _find_fields(nodes: Sequence[ast.AST]) -> Iterator[str]:
-    """Fields of dataclasses, which may be declared in another file than their parser."""
+    """Yield flags for dataclass fields, which may be in another file than their parser."""
     for node in nodes:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield from _spell(node.target.id)
@@ -320,7 +323,7 @@ def _spell(name: str) -> tuple[str, str]:
 
 
 def prepare_words(words: SplitWords, *, detach: bool, flags: Mapping[str, Any]) -> Prepared:
-    """Decide the job that was asked for without starting it."""
+    """Prepare the job of a command line without starting it."""
     if not words.target:
         raise SpecError(
             "there is nothing to run",
@@ -330,7 +333,7 @@ def prepare_words(words: SplitWords, *, detach: bool, flags: Mapping[str, Any]) 
     settings = read_settings(flags=flags, environ=os.environ, start=cwd)
     target = _choose_target(words, settings, cwd)
     prepared = prepare_target(target, settings, cwd=cwd, detach=detach)
-    if _verb() != "export":  # which says itself that it needs another engine
+    if _verb() != "export":  # export itself reports an engine without pods
         check_honoured(prepared)
     return prepared
 
@@ -383,7 +386,7 @@ def _check_late(words: SplitWords, sources: Sequence[Path]) -> None:
 
 
 def _check_loose(words: SplitWords, sources: Sequence[Path]) -> None:
-    """Refuse words behind the target that are a launcher's flags, or much like ours, and not declared."""
+    """Reject undeclared words behind the target that resemble flags of Windlass or of a launcher."""
     suspects = [word for word in words.loose if translate_flag(word)]
     if not suspects and not words.near:
         return
@@ -391,7 +394,7 @@ def _check_loose(words: SplitWords, sources: Sequence[Path]) -> None:
     declared = frozenset(flag for source in sources for flag in find_flags(source))
     is_script = words.target[0] == "-m" or words.target[0].endswith(".py") or bool(sources)
     if find_launcher((*words.target, *words.rest)) is not None:
-        is_script = False  # the flags are this launcher's own
+        is_script = False  # the flags belong to this launcher
     if is_script:
         source = sources[0] if sources else Path(words.target[-1])
         check_launcher_flags(words.loose, declared, _name_target(words, source))
@@ -401,21 +404,21 @@ def _check_loose(words: SplitWords, sources: Sequence[Path]) -> None:
 
 
 def _name_target(words: SplitWords, source: Path) -> str:
-    """Return the target as it was typed; for a command, the script in it."""
+    """Return the target as typed, or the script in it if the target is a command."""
     target = words.target[-1]
     return source.name if any(word.endswith(source.name) for word in words.loose) else target
 
 
 def _doubt(word: str, flag: str, target: str) -> None:
-    """A word that looks much like a flag of ours: most likely a slip, unless the target is a command."""
+    """Reject a word that looks much like a flag of Windlass. For a command, only print a note."""
     if not target.endswith(".py"):
-        if translate_flag(word) and is_torchrun(target):  # its own, and understood
+        if translate_flag(word) and is_torchrun(target):  # a flag of torchrun itself
             return
-        say(f"{word} is passed on to {target}; did you mean {flag}?")
+        say(f"{word} is passed to {target}; did you mean {flag}?")
         return
     raise SpecError(
         f"there is no flag {word}",
-        hint=f"did you mean {flag}? if it is {target}'s own, write: {target} -- {word}",
+        hint=f"did you mean {flag}? to pass it to {target}, write: {target} -- {word}",
     )
 
 
@@ -431,9 +434,9 @@ def _read_call(
     for flag in words.late:
         if flag in own:
             raise SpecError(
-                f"{flag} is a flag of Windlass and of {words.target[0]} too",
-                hint=f"Windlass's: windlass {_verb()} {flag} ... {words.target[0]}; "
-                f"its own: {words.target[0]} -- {flag} ...",
+                f"{flag} is a flag of both Windlass and {words.target[0]}",
+                hint=f"for Windlass: windlass {_verb()} {flag} ... {words.target[0]}; "
+                f"for the target: {words.target[0]} -- {flag} ...",
             )
     try:
         return read_flags(signature, words.rest)
@@ -441,7 +444,7 @@ def _read_call(
         hidden = [word.partition("=")[0] for word in words.ours if word.startswith("--")]
         taken = [flag for flag in hidden if f" {flag} " in f"{error.message} "]
         if taken:
-            hint = f"before -- {taken[0]} is Windlass's own; write: {words.target[0]} -- {taken[0]} ..."
+            hint = f"before --, {taken[0]} is a flag of Windlass; write: {words.target[0]} -- {taken[0]} ..."
             raise SpecError(error.message, hint=hint) from error
         foreign = [refusal for word in words.rest if (refusal := translate_flag(word))]
         if foreign and foreign[0].message.partition(" ")[0] in error.message:

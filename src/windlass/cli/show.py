@@ -1,6 +1,7 @@
-"""Drawing: tables, pairs, JSON and YAML on stdout. Plain aligned text; colour only adds.
+"""Output of tables, pairs, JSON and YAML on stdout.
 
-Everything that came from a user's code goes through `clean` here. Knows nothing of jobs.
+Text is aligned and plain, and no meaning depends on colour. Everything that comes from a user's code goes
+through `clean` here. This module knows nothing about jobs.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ _COLOURS = {
 
 
 def print_json(value: Any) -> None:
-    """One JSON document; what JSON lacks (NaN) is text, what a terminal might obey is escaped."""
+    """Print one JSON document. NaN and infinities become text, and control characters are escaped."""
     click.echo(json.dumps(records.to_json(value), indent=2, allow_nan=False))
 
 
 def print_json_line(value: Any) -> None:
-    """One JSON document on one line."""
+    """Print one JSON document on one line."""
     click.echo(json.dumps(records.to_json(value), allow_nan=False, separators=(",", ":")))
 
 
 def print_yaml(documents: Sequence[Any]) -> None:
-    """Documents as YAML, keys in their own order."""
+    """Print documents as YAML. Keys keep their order."""
     import yaml
 
     plain = [records.to_json(document) for document in documents]
@@ -57,7 +58,7 @@ def print_yaml(documents: Sequence[Any]) -> None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Aligned columns; the header only where there are rows."""
+    """Print aligned columns. Without rows, nothing is printed."""
     cells = [[one_line(cell) for cell in row] for row in rows]
     if not cells:
         return
@@ -70,7 +71,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    """`name  value` lines; a value of several lines is indented, an empty one left out."""
+    """Print `name  value` lines. A value of several lines is indented, and an empty one is left out."""
     kept = [(name, value) for name, value in pairs if value]
     width = max((len(name) for name, _ in kept), default=0)
     colour = wants_colour(sys.stdout)
@@ -83,17 +84,17 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def shorten(text: str, width: int) -> str:
-    """At most so many characters, the end given up."""
+    """Return the text, cut to at most `width` characters."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def render_age(since_s: float) -> str:
-    """How long ago, roughly: 12s, 3m, 5h, 2d."""
+    """Return roughly how long ago a time was: 12s, 3m, 5h, 2d."""
     return render_short(time.time() - since_s)
 
 
 def render_short(seconds: float | None) -> str:
-    """A span, roughly, in the unit that suits it; - where there is none."""
+    """Return a duration in one suitable unit, or "-" for None."""
     if seconds is None:
         return "-"
     seconds = max(0.0, seconds)
@@ -108,7 +109,7 @@ def render_clock(at_s: float) -> str:
 
 
 def render_span(started_s: float, ended_s: float | None) -> str:
-    """How long something has taken, or has been going on."""
+    """Return how long something took, or has been running."""
     return render_seconds((ended_s or time.time()) - started_s)
 
 
@@ -126,7 +127,7 @@ def _align(
 
 
 def _width(text: str) -> int:
-    """Columns on a terminal: East Asian letters take two, combining marks none."""
+    """Return the columns on a terminal. East Asian letters take two, and combining marks take none."""
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
         for c in text

@@ -147,7 +147,7 @@ class LazyGroup(Verb, click.Group):
         try:
             code = super().invoke(ctx)
             sys.stdout.flush()
-        except BrokenPipeError:  # caught here since click would exit 1: `| head` is no failure
+        except BrokenPipeError:  # click would exit with 1, but `| head` is not a failure
             close_stdout()
             return 0
         return code
@@ -182,7 +182,7 @@ def _refuse(name: str, known: tuple[str, ...], ctx: click.Context) -> click.Usag
 
 
 def close_stdout() -> None:
-    """Nobody reads on: what is still buffered must not raise when Python ends."""
+    """Redirect stdout to devnull, so that buffered output cannot raise when Python exits."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -190,7 +190,7 @@ def close_stdout() -> None:
 
 
 class UnknownCommand(click.UsageError):
-    """A verb that is not there, with the nearest that is."""
+    """Error for an unknown verb, with the nearest known verb as its hint."""
 
     def __init__(self, name: str, known: tuple[str, ...], ctx: click.Context) -> None:
         super().__init__(f"there is no command {name!r}", ctx)

@@ -1,1 +1,1 @@
-"""One module per verb of the command line; small verbs of one theme share a module."""
+"""Verbs of the command line, one per module. Small verbs on the same topic share a module."""

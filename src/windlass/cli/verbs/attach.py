@@ -1,7 +1,7 @@
 """`windlass attach`, `windlass wait` and `windlass port-forward`: stay connected to a running job.
 
 These verbs only watch: Ctrl-C ends the verb and cancels nothing. A job that is not detached lives as long
-as any client holds its lease, which is its `run` or an `attach`.
+as a client holds its lease. Its `run` and every `attach` hold it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def attach(job_text: str) -> int:
 def _render_leaving(status: JobStatus) -> str:
     end = f"windlass cancel {status.job_id} ends it"
     if status.detach:
-        return f"left {status.job_id}; it goes on, and {end}"
-    return f"left {status.job_id}; it goes on while its `windlass run` does, and {end}"
+        return f"left {status.job_id}; it keeps running, and {end}"
+    return f"left {status.job_id}; it keeps running while its `windlass run` does, and {end}"
 
 
 @click.command(cls=Verb)
@@ -121,7 +121,7 @@ def port_forward(job_text: str, port_text: str) -> int:
     check_open(job, port)
     with contextlib.closing(PortForward(job, port, local_port=local_port)) as forward:
         click.echo(forward.address)
-        say(f"{forward.address} leads to port {port} of node 0 of {job.id}; Ctrl-C ends it")
+        say(f"forwarding {forward.address} to port {port} of node 0 of {job.id}; Ctrl-C stops")
         try:
             forward.serve()
         except KeyboardInterrupt:

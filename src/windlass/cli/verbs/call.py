@@ -1,4 +1,4 @@
-"""`windlass call`: call by its name what was deployed, from the shell, and show what comes back."""
+"""`windlass call`: call a deployed function or method from the shell, and show its results."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def call(name: str, words: tuple[str, ...], as_json: bool) -> int:
     """
     args, kwargs = read_blind(words)
     remote = _find(name)
-    job = type(remote).submit(remote, *args, **kwargs)  # not a method of this name that a class has
+    job = type(remote).submit(remote, *args, **kwargs)  # a deployed class may have its own `submit`
     try:
-        view = LiveView(out=sys.stderr) if as_json else LiveView()  # stdout is JSON then
+        view = LiveView(out=sys.stderr) if as_json else LiveView()  # stdout is for the JSON
         status = follow(job, view, lease=False)
     except KeyboardInterrupt:
         job.cancel(why="Ctrl-C", interrupt=True)
@@ -54,7 +54,7 @@ def call(name: str, words: tuple[str, ...], as_json: bool) -> int:
 
 
 def _find(name: str) -> Any:
-    """A function, or the method of a class."""
+    """Return the deployed function, or the method of a deployed class."""
     where = place_flags()
     head, dot, method = name.rpartition(".")
     try:

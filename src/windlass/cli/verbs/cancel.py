@@ -1,4 +1,4 @@
-"""`windlass cancel` and `windlass rm`: end jobs and wait for their end; remove ended jobs."""
+"""`windlass cancel` and `windlass rm`: cancel jobs and wait for them, and remove ended jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def cancel(job_texts: tuple[str, ...], now: bool, as_json: bool) -> int:
     ended is not an error.
     """
     settings = load_settings()
-    jobs = [find_job(text, settings) for text in job_texts]  # an unknown one ends nothing
+    jobs = [
+        find_job(text, settings) for text in job_texts
+    ]  # an unknown job raises before any is cancelled
     before = {job.id: job.status().phase for job in jobs}
     for job in jobs:
         job.cancel(now=now, why="windlass cancel")
@@ -70,7 +72,7 @@ def rm(job_texts: tuple[str, ...], ended: bool, as_json: bool) -> None:
     settings = load_settings()
     if not job_texts and not ended:
         raise SpecError(
-            "which job?", hint="windlass rm JOB..., or windlass rm --ended for all ended"
+            "no job was named", hint="windlass rm JOB..., or windlass rm --ended for all ended"
         )
     jobs = {job.id: job for job in (find_job(text, settings) for text in job_texts)}
     _check_ended(list(jobs.values()))
@@ -84,11 +86,11 @@ def rm(job_texts: tuple[str, ...], ended: bool, as_json: bool) -> None:
         for job_id in jobs:
             click.echo(job_id)
     if not jobs:
-        say("no ended job is here")
+        say("there are no ended jobs on this machine")
 
 
 def _has_ended(job: Job) -> bool:
-    """Whether it can go; of one that cannot be read, `remove` itself finds out whether it is alive."""
+    """Return whether a job can be removed. True if it cannot be read, as `remove` checks it again."""
     try:
         return job.done()
     except EngineError:
@@ -96,7 +98,7 @@ def _has_ended(job: Job) -> bool:
 
 
 def _check_ended(jobs: list[Job]) -> None:
-    """Nothing is removed unless everything can be."""
+    """Raise SpecError if a job still runs, so that all jobs are removed or none."""
     alive = [job for job in jobs if not _has_ended(job)]
     if alive:
         phases = ", ".join(f"{job.id} is still {job.status().phase.value}" for job in alive)

@@ -1,6 +1,6 @@
-"""`windlass completion`: a script for the shell, which asks `windlass` itself what may follow.
+"""`windlass completion`: a shell script that asks `windlass` itself for completions.
 
-Verbs and flags come from the command line as it is, job ids from the jobs that are there.
+Verbs and flags come from the commands, and job IDs from the known jobs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`windlass compute`: list computes and their calls, give them more or fewer nodes, end them."""
+"""`windlass compute`: list computes and their calls, and resize or end them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def ls(as_json: bool) -> None:
         if living.why:
             say(f"{living.asked_as}: {living.why}")
     if not computes:
-        say("no compute is up; windlass.Compute(...) in Python or windlass deploy brings one up")
+        say(
+            "no compute is running; start one with windlass.Compute(...) in Python or windlass deploy"
+        )
 
 
 def _make_row(living: LiveCompute) -> tuple[str, ...]:
@@ -74,7 +76,7 @@ def _make_row(living: LiveCompute) -> tuple[str, ...]:
 
 
 def _render_ttl(living: LiveCompute) -> str:
-    if living.num_calls is None:  # nobody could be asked
+    if living.num_calls is None:  # the compute did not answer
         return "-"
     return "none" if living.ttl_s is None else render_short(living.ttl_s)
 
@@ -104,7 +106,7 @@ def calls(text: str, as_json: bool) -> None:
         [(call["id"], shorten(one_line(call["name"]), _WIDEST), call["state"]) for call in newest],
     )
     if not newest:
-        say(living.why or f"nothing was called on {living.name} yet")
+        say(living.why or f"no calls on {living.name} yet")
 
 
 @compute.command(short_help="End computes with their calls and nodes.")
@@ -126,7 +128,9 @@ def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
     """
     wheres = places(place_flags())
     if is_all == bool(texts):
-        raise SpecError("which compute?", hint="windlass compute rm NAME..., or --all")
+        raise SpecError(
+            "name the computes to end, or give --all", hint="windlass compute rm NAME..., or --all"
+        )
     if is_all:
         there = [(where, living) for where in wheres for living in list_living(where)]
         computes = [
@@ -137,9 +141,10 @@ def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
         for _, living in there:
             if living.owner:
                 say(
-                    f"{living.asked_as} is not yours, and stays: windlass compute rm {living.asked_as}"
+                    f"{living.asked_as} is not yours and is kept; end it with "
+                    f"windlass compute rm {living.asked_as}"
                 )
-    else:  # an unknown one ends nothing
+    else:  # an unknown name raises before any compute is ended
         computes = [find_living(text, wheres) for text in texts]
     if is_all and computes and not yes:
         _ask(computes)
@@ -150,13 +155,13 @@ def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
     if as_json:
         print_json(sorted({one.ref.job_id for one in computes}))
     if not computes:
-        say("no compute is up")
+        say("no compute is running")
 
 
 def _ask(computes: list[FoundCompute]) -> None:
     names = ", ".join(f"{one.name} ({one.ref})" for one in computes)
     if not sys.stdin.isatty():
-        raise SpecError(f"this would end {names}", hint="--yes does it without asking")
+        raise SpecError(f"this would end {names}", hint="add --yes to end them without asking")
     if not click.confirm(f"end {names}?", err=True):
         raise click.Abort
 
@@ -177,7 +182,7 @@ def scale(text: str, num_nodes: int, as_json: bool) -> None:
     before = look(living)
     if num_nodes < before.num_nodes and before.state == "at work":
         raise SpecError(
-            f"{living.name} is at work, and its calls would lose nodes",
+            f"{living.name} is running calls, which would lose nodes",
             hint=f"wait for them (windlass compute ls), or windlass compute rm {living.name}",
         )
     nodes = LiveNodes(living.name, living.where)

@@ -1,4 +1,4 @@
-"""`windlass conformance`: does all that Windlass promises hold here? A table of cases, on one engine."""
+"""`windlass conformance`: runs the contract tests on one engine, and prints a table of cases."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MAX_REASON = 160
 
 
 class _Table:
-    """Rows as they come: a case takes seconds, all of them minutes."""
+    """Table that prints each row when its case ends, because all cases together take minutes."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.rows: list[CaseResult] = []
         self._as_json = as_json
-        self._out = sys.stdout  # pytest has it meanwhile
+        self._out = sys.stdout  # pytest replaces sys.stdout while it runs
         self._width = 0
 
     def begin(self, cases: list[str]) -> None:
@@ -102,7 +102,7 @@ def conformance(
 
 
 def _sum_up(rows: list[CaseResult]) -> None:
-    """The whole story of what failed, then the numbers."""
+    """Print the details of failed cases, then the number of cases by result."""
     for row in rows:
         if row.detail:
             sys.stderr.write(f"\n--- {row.case}\n{clean(row.detail, colour=False)}\n")

@@ -1,4 +1,4 @@
-"""`windlass deploy`: bring up what a script decorates, and its apps."""
+"""`windlass deploy`: deploy the decorated functions and classes and the apps of a script."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def deploy(script: str, replace: bool, as_json: bool) -> None:
 
 
 def deploy_script(script: str, *, replace: bool = False, as_json: bool = False) -> None:
-    """Bring up what a script holds, and tell of each."""
-    # imported only now: `--help` needs nothing of it
+    """Deploy what a script declares, and print a line for each."""
+    # imported here because `--help` does not need it
     from windlass.client.compute.deploy.deployment import deploy, find_deployables, import_script
 
     file, _, name = script.partition("::")
@@ -48,7 +48,7 @@ def deploy_script(script: str, *, replace: bool = False, as_json: bool = False) 
 
 
 def set_place(settings: Settings) -> None:
-    """Make flags apply to all that the script makes: it reads its settings from the environment."""
+    """Export the flags to the environment, from which the script reads its settings."""
     for name in ("engine", "namespace", "context"):
         if settings.origin(name).startswith("flag"):
             os.environ[BY_NAME[name].variable] = str(settings.value(name))

@@ -1,4 +1,4 @@
-"""`windlass doctor`: what is here, what is missing, how to get it. Of this machine, or of a cluster."""
+"""`windlass doctor`: what this machine or a cluster has, what it lacks, and how to get it."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def doctor(as_json: bool, deep: bool, role: bool, **flags: str | None) -> int:
         _show_more(checks)
     fatal = [check.name for check in checks if check.is_fatal]
     if fatal:
-        say(f"nothing can run without: {', '.join(fatal)}")
+        say(f"jobs cannot run without: {', '.join(fatal)}")
     return names.EXIT_ENGINE if fatal else names.EXIT_OK
 
 
 def _look(settings: Settings, *, deep: bool, only_engine: bool) -> Iterator[Check]:
-    """This machine, and the cluster where the engine is elsewhere; by the flag only one of them."""
+    """Check this machine, and also the cluster of the engine. With `only_engine`, check only one of them."""
     check_engine_name(settings.engine)
     is_here = not has_pods(settings.engine, settings)
     if deep and is_here:
@@ -82,7 +82,7 @@ def _look(settings: Settings, *, deep: bool, only_engine: bool) -> Iterator[Chec
 
 
 def _print_role(settings: Settings, *, as_json: bool) -> None:
-    """Print the engines' Role, for an admin who may grant it. Asks no cluster."""
+    """Print the Role of the engines, for an admin who may grant it. No cluster is contacted."""
     import yaml
 
     from windlass.kube.client.access import render_role
@@ -119,7 +119,7 @@ def _show(check: Check) -> None:
 
 
 def _show_more(checks: list[Check]) -> None:
-    """What is to be handed on, below all checks so that it can be copied: documents of one YAML stream."""
+    """Print the documents for an admin as one YAML stream, below all checks so that it can be copied."""
     documents = [clean(check.more, colour=False) for check in checks if check.more]
     if documents:
         click.echo("\n" + "---\n".join(documents), nl=False)

@@ -1,4 +1,4 @@
-"""`windlass engines`: what each engine needs, what was found of it here, and what it can do."""
+"""`windlass engines`: the requirements, detected version and features of each engine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`windlass export`: the objects an engine would make, printed and not made.
+"""`windlass export`: prints the objects that an engine would create.
 
-Private keys stay out of what is printed unless they are asked for: exports end up in repositories.
+Private keys are left out unless the user asks for them, because exports end up in repositories.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ def _render(prepared: Prepared, *, with_keys: bool) -> list[dict[str, Any]]:
     if "keys" not in engine.can:
         return documents
     if not with_keys:
-        say("private keys are left out, so this is for reading; --with-keys makes it run")
+        say("private keys are left out, so this cannot run; --with-keys includes them")
         return documents
     held = {name for document in documents for name in document.get("data", {})}
     for wanted in plan.inputs:
         if first_piece(wanted.name) not in held:
             raise SpecError(
-                f"{wanted.name} has {wanted.size_bytes:,} bytes, too many for an export",
+                f"{wanted.name} is too large for an export: {wanted.size_bytes:,} bytes",
                 hint="put the code into the image: --in-image /app/train.py; or use windlass run",
             )
     return documents
@@ -122,7 +122,7 @@ def _write_split(engine: Renderer, documents: Sequence[dict[str, Any]], folder: 
 
 
 def render_manifests(documents: Sequence[dict[str, Any]]) -> str:
-    """Documents as YAML, keys in their own order, texts of many lines as they are read."""
+    """Render documents as YAML. Keys keep their order, and texts of several lines are literal blocks."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -143,7 +143,7 @@ def _render_plain(prepared: Prepared, version: str) -> list[dict[str, Any]]:
 
     if prepared.plan.pod is None:
         raise SpecError(
-            f"--plain makes pods, and the engine {prepared.plan.engine} has none",
+            f"--plain exports pods, and the engine {prepared.plan.engine} has none",
             hint="add -e kubernetes",
         )
     make_plain = load_plain(prepared.plan.engine, version)
@@ -155,7 +155,7 @@ def _render_plain(prepared: Prepared, version: str) -> list[dict[str, Any]]:
 
 
 def leave_out_keys(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The documents without private keys, and a word about what was left out."""
+    """Return the documents without private keys, and print what was left out."""
     kept = []
     left_out: list[str] = []
     for document in documents:

@@ -1,6 +1,7 @@
-"""`windlass image`: the Dockerfile of an Image's steps, which nodes need not run then; or of the recipes.
+"""`windlass image`: the Dockerfile of an Image's steps, or of the recipes.
 
-Imports the file, as `windlass deploy` does: an Image is what the file's code makes of it.
+Nodes skip the steps if their image was built from this Dockerfile. Imports the file like `windlass deploy`,
+because the file's code makes the Image.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ def image(target: str, as_json: bool) -> None:
 
 
 def find_image(variables: Mapping[str, Any], name: str, file: str) -> Image:
-    """The Image that the file's variable holds; the only one where none is named."""
+    """Return the Image that the named variable holds, or the only Image of the file without a name."""
     images = {key: image for key, value in variables.items() if (image := _image_of(value))}
     if name:
         if name in images:
             return images[name]
         if name in variables:
             kind = type(variables[name]).__name__
-            raise SpecError(f"{name} in {file} is a {kind}, and has no image", hint=_list(images))
+            raise SpecError(f"{name} in {file} is a {kind} without an image", hint=_list(images))
         hint = did_you_mean(name, images, _list(images))
         raise SpecError(f"there is no {name!r} in {file}", hint=hint)
     several = list({id(image): image for image in images.values()}.values())
@@ -74,7 +75,7 @@ def find_image(variables: Mapping[str, Any], name: str, file: str) -> Image:
 
 
 def _image_of(value: object) -> Image | None:
-    """The value itself, or what a Compute, or something that runs on one, has as its image."""
+    """Return the value itself if it is an Image, or the image of a Compute or of what runs on one."""
     if isinstance(value, type):
         return None
     for holder in (value, getattr(value, "compute", None)):
@@ -105,7 +106,7 @@ def _import(path: Path) -> dict[str, Any]:
     except BaseException as error:
         raise SpecError(
             f"importing {path} raised {type(error).__name__}: {error}",
-            hint=f"python {path} should work first; what must not run on import belongs under "
+            hint=f"make `python {path}` work first; put code that must not run on import under "
             'if __name__ == "__main__":',
         ) from error
     finally:

@@ -1,6 +1,6 @@
-"""`windlass logs`: the ranks' output, all of it or the lines that are asked for.
+"""`windlass logs`: the output of the ranks, in full or filtered.
 
-Everything a rank wrote is data here and goes to stdout, its stderr too.
+Everything that a rank wrote goes to stdout, including its stderr.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from windlass.settings import read_duration
 from windlass.wire.log_lines import LogLine
 from windlass.wire.status import JobStatus, Phase
 
-_FIRST_UNIX_S = 1e9  # a number this large is a point in time, not a span
+_FIRST_UNIX_S = 1e9  # a number this large is a point in time, not a duration
 
 
 @click.command(cls=Verb)
@@ -66,7 +66,7 @@ def logs(
 
 
 def read_since(text: str, *, now_s: float) -> float:
-    """Unix time of `5m` (ago), of a date and time (local unless it says otherwise), or of itself."""
+    """Return the Unix time of a duration ago (`5m`), a date and time (local by default), or a number."""
     try:
         number = float(text)
     except ValueError:
@@ -74,7 +74,7 @@ def read_since(text: str, *, now_s: float) -> float:
     if number >= _FIRST_UNIX_S:
         return number
     try:
-        # fromisoformat takes a Z only from Python 3.11 on
+        # fromisoformat accepts a Z only since Python 3.11
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     except ValueError:
         pass
@@ -82,7 +82,7 @@ def read_since(text: str, *, now_s: float) -> float:
         return now_s - read_duration(text)
     except SpecError as error:
         raise SpecError(
-            f"--since {text!r:.60} is neither a span nor a point in time",
+            f"--since {text!r:.60} is neither a duration nor a point in time",
             hint="write it like 90s, 5m, 2h or 2026-01-31T12:00",
         ) from error
 
@@ -93,7 +93,7 @@ def _check_grep(pattern: str | None) -> None:
     except re.error as error:
         raise SpecError(
             f"--grep {pattern!r:.60} is not a regular expression: {error}",
-            hint="put a backslash before characters meant as they are: \\[ \\( \\*",
+            hint="put a backslash before literal characters: \\[ \\( \\*",
         ) from error
 
 
@@ -127,7 +127,7 @@ def _print(lines: Iterable[LogLine], *, prefix: bool) -> int:
 
 
 def _settled(lines: Iterable[LogLine]) -> Iterator[LogLine]:
-    """Of a progress bar only the last drawing, and only when nothing took its place."""
+    """Yield the lines, with only the last state of each progress bar, unless other output replaced it."""
     bars: dict[int, LogLine] = {}
     for line in lines:
         if line.replaced:
@@ -140,10 +140,10 @@ def _settled(lines: Iterable[LogLine]) -> Iterator[LogLine]:
 
 def _say_nothing(job: Job, *, filtered: bool) -> None:
     if filtered:
-        say(f"no line of {job.id} is like that")
+        say(f"no output of {job.id} matches")
         return
     phase = job.status().phase
     if phase is Phase.ENDED:
-        say(f"nothing that {job.id} wrote can be read now; windlass why {job.id}")
+        say(f"the output of {job.id} can no longer be read; windlass why {job.id} explains it")
     else:
         say(f"{job.id} has written nothing{'' if phase.is_final else ' yet; -f waits for more'}")

@@ -1,4 +1,4 @@
-"""`windlass ls`: the jobs that are known here."""
+"""`windlass ls`: list the known jobs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _read_all(jobs: list[Job]) -> tuple[list[tuple[Job, JobStatus]], list[Job]]:
             silent[job.id] = status.message
             continue
         del silent[job.id]
-        if isinstance(status, JobStatus):  # else it was removed since
+        if isinstance(status, JobStatus):  # otherwise it has been removed meanwhile
             answers.append((job, status))
     for job_id, why in sorted(silent.items()):
         say(f"{job_id} is {_UNKNOWN}: {why}")
@@ -122,7 +122,7 @@ def _render_progress(progress: Progress) -> str:
 
 
 def _render_ranks(status: JobStatus) -> str:
-    """Ranks at work and in all; of an ended job only how many there were. Calls bring their own."""
+    """Return the running and all ranks, the ranks of an ended job, or the nodes of a compute."""
     if status.work == Calls().label:
         return f"{status.num_nodes} node{'s' * (status.num_nodes > 1)}"
     if status.phase.is_final:

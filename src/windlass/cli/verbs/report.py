@@ -1,4 +1,4 @@
-"""`windlass report`: what trainings achieved, side by side, from their metrics.jsonl."""
+"""`windlass report`: comparison of trainings, from their metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def report(places: tuple[str, ...], png: str | None, as_json: bool) -> None:
         say(remark)
     if png:
         write_chart(rows, Path(png))
-        say(f"drawn into {png}")
+        say(f"wrote {png}")
 
 
 def _read(place: str) -> list[tuple[str, TrainingRow]]:
-    """The rows of a place, each with the longer name of its run."""
+    """Return the rows of a job or folder, each with the longer name of its run."""
     folder = Path(place) if Path(place).exists() else _output_of(place)
     files = find_metrics_files(folder)
     rows = [
@@ -81,12 +81,12 @@ def _read(place: str) -> list[tuple[str, TrainingRow]]:
 
 
 def _long_name(place: str, folder: Path, file: Path) -> str:
-    """JOB/RUN, or the path as it was typed; without the file's name."""
+    """Return JOB/RUN, or the path as the user typed it, without the name of the file."""
     return (Path(place) / file.relative_to(folder)).parent.as_posix()
 
 
 def _make_runs_unique(rows: Sequence[tuple[str, TrainingRow]]) -> list[TrainingRow]:
-    """Runs of one name, as those of several jobs are, by their longer names."""
+    """Return the rows, with longer names for runs that share one, such as those of several jobs."""
     long_names: dict[str, set[str]] = {}
     for long_name, row in rows:
         long_names.setdefault(row.run, set()).add(long_name)
@@ -97,7 +97,7 @@ def _make_runs_unique(rows: Sequence[tuple[str, TrainingRow]]) -> list[TrainingR
 
 
 def _output_of(job_text: str) -> Path:
-    """A job's output folder, if it is one of this machine."""
+    """Return the output folder of a job. Raise SpecError if it is not on this machine."""
     settings = load_settings()
     job = find_job(job_text, settings)
     out = make_engine(job.ref.engine, settings).plan(job.ref).env.get(names.OUT, "")
@@ -108,7 +108,7 @@ def _output_of(job_text: str) -> Path:
         )
     if not out or not Path(out).is_dir():
         raise SpecError(
-            f"{job.id} has left nothing in its output folder, {out or '(none)'}",
+            f"{job.id} wrote nothing to its output folder, {out or '(none)'}",
             hint="windlass report FOLDER, if it wrote elsewhere",
         )
     return Path(out)

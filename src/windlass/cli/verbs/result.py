@@ -32,7 +32,7 @@ def make_record(
     *,
     only: int | None = None,
 ) -> dict[str, Any]:
-    """How a job ended, the same for every verb that says it; with `only`, the row of one rank."""
+    """Return the record of how a job ended, as every verb prints it. `only` keeps the row of one rank."""
     rows = make_result_rows(status, outcomes)
     return {
         "job_id": status.job_id,
@@ -48,7 +48,7 @@ def make_record(
 def make_result_rows(
     status: JobStatus, outcomes: Sequence[ResultHeader | None]
 ) -> list[dict[str, Any]]:
-    """One row per rank: its state, and a value (or its repr) or an error where there is one."""
+    """Return one row per rank: its state, and its value (or its repr) or its error, if it has one."""
     states = {rank.rank: rank.state for rank in status.ranks}
     return [
         _make_row(rank, states.get(rank, RankState.PENDING), header)
@@ -68,7 +68,7 @@ def _make_row(rank: int, state: str, header: ResultHeader | None) -> dict[str, A
 def render_lines(
     status: JobStatus, outcomes: Sequence[ResultHeader | None], *, only: int | None = None
 ) -> list[str]:
-    """One line or a few per rank; a single rank's value stands alone."""
+    """Return the lines for each rank. The value of a single rank is printed without a prefix."""
     states = {rank.rank: rank.state for rank in status.ranks}
     if only is not None or len(outcomes) == 1:
         rank = only or 0
@@ -80,7 +80,7 @@ def render_lines(
 
 
 def check_missing(outcomes: Sequence[ResultHeader | None]) -> None:
-    """Raise the error for the first result that a rank left and that is not here."""
+    """Raise the error for the first result that a rank wrote and that is missing here."""
     for header in outcomes:
         if header is not None and header.state == MISSING:
             raise make_missing_error(header)

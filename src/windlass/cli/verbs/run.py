@@ -1,7 +1,7 @@
 """`windlass run`: start a job, show it, and report how it ended.
 
-Attached unless `--detach`: the job lives as long as this process holds its lease. `cli.prepare` turns the
-words into a job; `client.jobs.live_view` shows the job while it runs.
+Without `--detach`, the job lives as long as this process holds its lease. `cli.prepare` turns the words into
+a job, and `client.jobs.live_view` shows the job while it runs.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def run(
 
 
 def _find_declaring(words: SplitWords, options: dict[str, Any]) -> str:
-    """The script, if only its place was said and it only declares apps: these are what is to run."""
+    """Return the script if it only declares apps, unless flags other than its place are given."""
     from windlass.client.jobs.source_analysis import only_declares
 
     others = {name: value for name, value in given_flags(options).items() if name not in _PLACE}
@@ -99,7 +99,7 @@ def _find_declaring(words: SplitWords, options: dict[str, Any]) -> str:
 def _deploy(script: str, flags: dict[str, Any]) -> int:
     from windlass.cli.verbs.deploy import deploy_script, set_place
 
-    say(f"{script} only declares app(...), which is deployed, as by windlass deploy {script}")
+    say(f"{script} only declares app(...), so it is deployed, as with windlass deploy {script}")
     set_place(read_settings_here(flags))
     deploy_script(script)
     return names.EXIT_OK
@@ -124,14 +124,16 @@ def _show_detached(job: Job, *, as_json: bool, quiet: bool) -> None:
     else:
         click.echo(str(job.ref))
     if not quiet:
-        say(f"it goes on; windlass attach {job.id} shows it, windlass cancel {job.id} ends it")
+        say(
+            f"it keeps running; windlass attach {job.id} shows it, windlass cancel {job.id} ends it"
+        )
 
 
 def _make_view(*, quiet: bool, as_json: bool) -> View:
-    # here and below: what is not needed before the nodes are on their way is loaded afterwards
+    # imported here and below, after the nodes have been started, to start them sooner
     from windlass.client.jobs.live_view import LiveView, QuietView
 
-    # the one JSON document is all that stdout holds
+    # stdout holds only the JSON document
     return QuietView() if quiet else LiveView(out=sys.stderr if as_json else None)
 
 
@@ -142,7 +144,7 @@ def _follow(job: Job, view: View, interrupts: Interrupts, settings: Settings) ->
     try:
         return follow(job, view, interrupts=interrupts, explain=explain_by(job.ref, settings))
     except BrokenPipeError:
-        job.cancel(why="nobody reads its client's output any more")
+        job.cancel(why="the output of its client was closed")
         close_stdout()
         raise click.exceptions.Exit(names.EXIT_JOB_FAILED) from None
 

@@ -69,7 +69,7 @@ def _make_pairs(status: JobStatus) -> Iterator[tuple[str, str]]:
 
 
 def _render_reason(status: JobStatus) -> str:
-    """Why it is in this phase; a verdict says it better."""
+    """Return the reason for the phase. Empty if there is a verdict, which explains it better."""
     if status.verdict is not None or not status.conditions:
         return ""
     last = [c for c in status.conditions if c.type == status.phase.value][-1:]
@@ -90,7 +90,7 @@ def _render_ranks(status: JobStatus) -> str:
 
 
 def _has_no_ranks(status: JobStatus) -> bool:
-    """Of a compute each call brings its own; of a job that others made nothing is known of any."""
+    """Return whether ranks are unknown: calls of a compute bring their own, and adopted jobs show none."""
     is_adopted = any(each.reason == names.REASON_ADOPTED for each in status.conditions)
     return status.work == Calls().label or is_adopted
 
