@@ -203,7 +203,7 @@ def test_numbers_that_make_no_sense(work, capsys, words):
 
 @pytest.mark.parametrize("cache", ["m/config.json", "m/config.json/deeper", "/proc/none"])
 def test_a_folder_for_tokens_that_cannot_be(work, capsys, cache):
-    assert "nothing can be written to" in refuse(capsys, "--steps", "1", "--cache", cache)
+    assert "cannot write to" in refuse(capsys, "--steps", "1", "--cache", cache)
 
 
 @pytest.mark.long

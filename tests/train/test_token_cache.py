@@ -181,7 +181,7 @@ def test_rows_that_cannot_be_tokenised_are_named(data: Path, tmp_path: Path) -> 
         cache_tokens(data, encode_bytes, cache=cache)
     for text in ("", "a"):  # a single token, such as the end alone, is foretold by nothing
         data.write_text(f'{{"text": "{text}"}}\n', encoding="utf-8")
-        with pytest.raises(SpecError, match="has nothing to learn in its 1 rows"):
+        with pytest.raises(SpecError, match="has no tokens to learn in its 1 rows"):
             cache_tokens(data, encode_bytes, cache=cache)
     data.write_text('{"text": "a"}\n{"text": "cut \\ud83d"}\n', encoding="utf-8")
     with pytest.raises(
@@ -202,9 +202,9 @@ def test_what_was_made_is_told(
 def test_a_cache_that_cannot_be_written_is_named(data, tmp_path):
     (tmp_path / "file").write_text("")
     for cache in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(SpecError, match=f"nothing can be written to {cache}") as refused:
+        with pytest.raises(SpecError, match=f"cannot write to {cache}") as refused:
             cache_tokens(data, encode_bytes, cache=cache, **KEY)
-        assert "name a folder" in refused.value.hint
+        assert "give a folder" in refused.value.hint
 
 
 def test_a_data_file_that_is_not_there_is_not_the_caches_fault(data, tmp_path):

@@ -86,7 +86,7 @@ def test_where_documents_begin_in_a_batch(tmp_path: Path) -> None:
     assert ids.tolist() == [[0] * 6 + [-1] * 2, [0] * 5 + [1] * 3]
     assert make_cu_seqlens(ids).tolist() == [0, 6, 8, 13, 16]
     assert make_cu_seqlens(ids, size=7).tolist() == [0, 6, 8, 13, 16, 16, 16]
-    with pytest.raises(SpecError, match="has 4 documents, and cu_seqlens only 4 places"):
+    with pytest.raises(SpecError, match="has 4 documents, but cu_seqlens only 4 places"):
         make_cu_seqlens(ids, size=4)
 
 

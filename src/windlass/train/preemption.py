@@ -77,8 +77,8 @@ class Preemption:
     def listen(self) -> bool:
         """Listen for SIGTERM. Return False outside the main thread, which alone can handle signals.
 
-        A previous handler is called too. Without one, if no code reads the notice, the second SIGTERM or the end
-        of the grace ends the process by default.
+        A previous handler is called too. Without one, if no code reads the notice, the second SIGTERM or the
+        end of the grace ends the process by default.
         """
         if self._is_listening:
             return True

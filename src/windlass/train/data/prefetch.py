@@ -1,7 +1,7 @@
-"""An iterator that is run ahead of its reader: by a thread, or by worker processes of torch's DataLoader.
+"""Iterators that run ahead of their reader, in a thread or in worker processes of torch's DataLoader.
 
-Nothing is started before the first item is asked for, so a process may still fork; everything has ended when
-the iterator is closed or used up. Called by loader only.
+Nothing starts before the first item is requested, so that a process may still fork. Threads and workers end
+when the iterator is closed or exhausted. Only loader calls this.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from windlass.train.data.step_plan import StepPlan
 
 T = TypeVar("T")
 
-_JOIN_S = 5.0  # a thread that is reading a sample is not waited for any longer
+_JOIN_S = 5.0  # limit for a thread that is still reading a sample
 
 
 def read_ahead(items: Iterator[T], *, depth: int) -> Generator[T, None, None]:
-    """The items, up to `depth` of them made ahead of time in a thread of its own."""
+    """Yield the items. A separate thread makes up to `depth` of them ahead of time."""
     ready: SimpleQueue[tuple[str, Any]] = SimpleQueue()
     free = threading.Semaphore(depth)
     is_closed = threading.Event()
@@ -59,14 +59,14 @@ def read_ahead(items: Iterator[T], *, depth: int) -> Generator[T, None, None]:
 
 
 class _Failed:
-    """A sample error on its way out of a worker process, which would wrap it otherwise."""
+    """Sample error from a worker process, which torch would otherwise wrap."""
 
     def __init__(self, error: SampleError) -> None:
         self.message, self.hint = error.message, error.hint
 
 
 class _MapWorker:
-    """What a worker process does with the number of a micro-batch in a step."""
+    """Dataset of a worker process that reads a micro-batch of a step by its number."""
 
     def __init__(self, reader: SampleReader) -> None:
         self.reader = reader
@@ -80,7 +80,7 @@ class _MapWorker:
 
 
 class _StreamWorker(IterableDataset):
-    """What a worker process does with an iterable dataset: all of it, but only every n-th micro-batch."""
+    """Dataset of a worker process that iterates over everything, but yields every n-th micro-batch."""
 
     def __init__(self, reader: StreamReader, start: int, stop: int | None) -> None:
         self.reader, self.start, self.stop = reader, start, stop
@@ -89,7 +89,9 @@ class _StreamWorker(IterableDataset):
         info = get_worker_info()
         worker, num_workers = info.id, info.num_workers
         for name, value in (("id", 0), ("num_workers", 1)):
-            object.__setattr__(info, name, value)  # a dataset that asks for its share is told: all
+            object.__setattr__(
+                info, name, value
+            )  # a dataset that shards itself must yield all samples
         try:
             yield from self.reader.read(
                 start=self.start, stop=self.stop, worker=worker, num_workers=num_workers
@@ -106,7 +108,7 @@ def read_map_in_processes(
     pin_memory: bool,
     options: Mapping[str, Any],
 ) -> Iterator[ReadBatch]:
-    """Micro-batches of a map dataset, in order, read by worker processes."""
+    """Yield micro-batches of a map dataset, in order, read by worker processes."""
     wanted = ((plan, place) for plan in plans for place in range(len(plan.batches)))
     return _run_workers(_MapWorker(reader), wanted, num_workers, pin_memory, options)
 
@@ -120,7 +122,7 @@ def read_stream_in_processes(
     pin_memory: bool,
     options: Mapping[str, Any],
 ) -> Iterator[ReadBatch]:
-    """Micro-batches of an iterable dataset, in order, each worker process reading all of it."""
+    """Yield micro-batches of an iterable dataset, in order. Each worker process reads all of it."""
     work = _StreamWorker(reader, start, stop)
     return _run_workers(work, None, num_workers, pin_memory, options)
 
@@ -140,7 +142,7 @@ def _run_workers(
         collate_fn=_as_it_is,
         num_workers=num_workers,
         pin_memory=pin_memory,
-        generator=torch.Generator(),  # else it takes a number from the training's own
+        generator=torch.Generator(),  # otherwise it draws from the training's generator
         **{**options, "worker_init_fn": start},
     )
     for item in loader:
@@ -154,12 +156,12 @@ def _as_it_is(item: Any) -> Any:
 
 
 def _start_worker(init: Callable[[int], None] | None, worker: int) -> None:
-    """A SIGTERM to the whole process group leaves the worker alive: its rank saves first, and ends it.
+    """Set up a worker that survives the first SIGTERM, so that its rank can save first and then end it.
 
-    A second one is from that rank, which found it busy; by then it has to go.
+    The first one goes to the whole process group. The second comes from the rank and must end a busy worker.
     """
     signal.signal(signal.SIGTERM, _let_the_first_pass)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the rank's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank handles Ctrl-C
     if init is not None:
         init(worker)
 

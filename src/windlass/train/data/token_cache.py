@@ -1,12 +1,12 @@
-"""Data files as tokens, made once and kept: by the content of the file, the tokenizer and the options.
+"""Cache of data files as tokens, keyed by the content of the file, the tokenizer and the options.
 
-`cache_tokens` is called by every rank at the same time, without a process group: one process per file system
-makes the tokens of a file, the others wait and map them. Each data file is a shard of its own, so a changed
+Every rank calls `cache_tokens` at the same time, without a process group. One process per file system makes
+the tokens of a file, and the others wait and map them. Each data file is its own shard, so that a changed
 file is made again alone. Called by recipes and users.
 
-`make_once` makes a folder under another name, holding a lock, and renames it. A lock dies with its process
-(flock), and where a file system has no locks each makes its own and the first rename wins: more work, never
-a wrong result.
+`make_once` makes a folder under a temporary name, holding a lock, and renames it. A lock ends with its
+process (flock). On a file system without locks, each process makes its own folder and the first rename
+wins. That costs more work, but never gives a wrong result.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from windlass.waiting import wait_until
 
 logger = logging.getLogger(__name__)
 
-_STALE_S = 3600.0  # a folder that nobody has written to for so long was left behind
+_STALE_S = 3600.0  # a temporary folder unchanged for this long is orphaned
 _NO_ROOM = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
     *(errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENAMETOOLONG),
 )
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
-_ROWS_AT_ONCE = 512  # which a fast tokenizer spreads over the machine's cores
-_SETTLED_S = 2.0  # a file that was written later than that before may change without a newer time
+_ROWS_AT_ONCE = 512  # a fast tokenizer spreads them over the CPU cores
+# a file written more recently may change again without a newer time
+_SETTLED_S = 2.0
 
 
 def make_once(
@@ -51,7 +52,7 @@ def make_once(
     is_whole: Callable[[Path], bool],
     timeout_s: float = 86400.0,
 ) -> bool:
-    """Have `folder` there and whole; whether it was made by this very call."""
+    """Make `folder` unless it exists and is complete. Return whether this call made it."""
     if is_whole(folder):
         return False
     try:
@@ -62,8 +63,8 @@ def make_once(
         if error.errno not in _NO_ROOM or not _is_within(error.filename, folder.parent):
             raise
         raise SpecError(
-            f"nothing can be written to {folder.parent}: {error.strerror}",
-            hint="name a folder that this user can write, on a disk with room",
+            f"cannot write to {folder.parent}: {error.strerror}",
+            hint="give a folder that this user can write to, on a disk with space",
         ) from error
 
 
@@ -78,7 +79,7 @@ def _make(folder: Path, make: Callable[[Path], None], is_whole: Callable[[Path],
 
 
 def _is_within(name: object, folder: Path) -> bool:
-    """Whether an error is about this folder; one without a name is of a file that is open: no room."""
+    """Return whether an error concerns this folder. One without a name concerns an open file (no space)."""
     if not isinstance(name, str | bytes):
         return True
     path, folder = Path(os.fsdecode(name)).absolute(), folder.absolute()
@@ -87,12 +88,12 @@ def _is_within(name: object, folder: Path) -> bool:
 
 def _put_in_place(unfinished: Path, folder: Path, is_whole: Callable[[Path], bool]) -> bool:
     if folder.exists() and not is_whole(folder):
-        logger.warning("%s is not whole and is made again", folder)
+        logger.warning("%s is incomplete and is made again", folder)
         shutil.rmtree(folder, ignore_errors=True)
     try:
         unfinished.rename(folder)
     except OSError:
-        if not is_whole(folder):  # else another machine was faster
+        if not is_whole(folder):  # otherwise another machine was faster
             raise
         return False
     return True
@@ -119,11 +120,11 @@ def _lock(path: Path, purpose: str, timeout_s: float) -> Iterator[None]:
         ):
             raise WaitTimeout(
                 f"{purpose} was not made by another process within {timeout_s:.0f} s",
-                hint=f"see whether that process still runs (it holds {path}), and start again",
+                hint=f"check whether that process still runs (it holds {path}), then retry",
             )
         yield
     finally:
-        with suppress(OSError):  # closing alone would leave it to a child that was forked meanwhile
+        with suppress(OSError):  # a child forked meanwhile would keep the lock after closing
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
@@ -136,7 +137,9 @@ def _try_lock(descriptor: int, path: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        logger.warning("%s: no locks on this file system, so others may do the same work", path)
+        logger.warning(
+            "%s: this file system has no locks, so other processes may do the same work", path
+        )
     return True
 
 
@@ -149,12 +152,12 @@ def cache_tokens(
     tokenizer_key: str | None = None,
     vocab_size: int | None = None,
 ) -> TokenShards:
-    """The documents of JSONL files (`text` or `messages`) as tokens; made now, or found in `cache`.
+    """Return the documents of JSONL files (`text` or `messages`) as tokens, from `cache` or made now.
 
-    cache: a folder, best one that all nodes share; else each node makes the tokens once.
-    ends_documents: the tokenizer's end token after each text, unless it is there already.
-    tokenizer_key: a name for a tokenizer that is a function of your own.
-    vocab_size: where the tokenizer does not tell it; up to 65536 the files are half as large.
+    cache: a folder, preferably shared by all nodes. Otherwise each node makes the tokens once.
+    ends_documents: append the tokenizer's end token to each text that lacks it.
+    tokenizer_key: a name for a tokenizer that is your own function.
+    vocab_size: size of a vocabulary that the tokenizer does not report. Up to 65536 halves the files.
     """
     wrapped = TextTokenizer(tokenizer, key=tokenizer_key, vocab_size=vocab_size)
     end = wrapped.end_token if ends_documents else None
@@ -169,7 +172,7 @@ def cache_tokens(
 
 
 class _Maker:
-    """Makes the tokens of one file."""
+    """Maker of the tokens of one file."""
 
     def __init__(self, path: Path, tokenizer: TextTokenizer, end: int | None) -> None:
         self.path = path
@@ -185,12 +188,12 @@ class _Maker:
             while some := list(islice(numbers, _ROWS_AT_ONCE)):
                 for tokens, learned in self._encode(rows, some):
                     writer.add(tokens, learned)
-                    # nothing foretells the first token
+                    # The first token is never learned, because no token predicts it.
                     num_learnable += sum(learned[1:]) if learned else max(0, len(tokens) - 1)
             if not num_learnable:
                 raise SpecError(
-                    f"{self.path} has nothing to learn in its {len(rows)} rows",
-                    hint="are their texts empty?",
+                    f"{self.path} has no tokens to learn in its {len(rows)} rows",
+                    hint="check whether their texts are empty",
                 )
             writer.finish({"file": str(self.path)})
         logger.info(
@@ -205,7 +208,7 @@ class _Maker:
     def _encode(
         self, rows: JsonlRows, numbers: list[int]
     ) -> Iterator[tuple[list[int], list[int] | None]]:
-        """Tokens of these rows in their order; texts go to the tokenizer together."""
+        """Yield the tokens of these rows in order. Texts are tokenized together."""
         read = [(number, rows[number]) for number in numbers]
         kinds = [read_kind(row, partial(rows.where, number)) for number, row in read]
         for number, row in read:
@@ -225,7 +228,7 @@ class _Maker:
 
 
 def _check_characters(row: dict[str, Any], where: Callable[[], str]) -> None:
-    """Refuse half of a character, as a text that was cut in JSON ends with it: no tokenizer takes it."""
+    """Refuse half of a character, from a text cut within a JSON escape. No tokenizer accepts it."""
     turns = row.get("messages") or ()
     values = [row.get("text"), *(turn.get("content") for turn in turns if isinstance(turn, dict))]
     for text in (value for value in values if isinstance(value, str)):
@@ -234,12 +237,12 @@ def _check_characters(row: dict[str, Any], where: Callable[[], str]) -> None:
         except UnicodeEncodeError as error:
             raise SpecError(
                 f"{where()} has half a character, {text[error.start]!a}, at place {error.start}",
-                hint="the text was cut in the middle of a character: repair or remove it",
+                hint="the text was cut in the middle of a character; repair or remove it",
             ) from error
 
 
 def hash_file(path: Path, cache: Path) -> str:
-    """The hash of a file's content; read only once for a size and a time of change."""
+    """Return the hash of a file's content. The content is read only once per size and time of change."""
     status = path.stat()
     facts = [str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
@@ -253,7 +256,7 @@ def hash_file(path: Path, cache: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     if time.time() - status.st_mtime > _SETTLED_S:
-        with suppress(OSError):  # it is only remembered; a cache that is read-only still serves
+        with suppress(OSError):  # only an optimization, and the cache may be read-only
             remembered.parent.mkdir(parents=True, exist_ok=True)
             unfinished = remembered.with_name(f"{name}.{os.getpid()}-{os.urandom(4).hex()}")
             unfinished.write_text(digest.hexdigest(), encoding="ascii")

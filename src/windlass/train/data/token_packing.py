@@ -1,8 +1,8 @@
-"""Documents packed into rows of a fixed length, with their boundaries: little padding, no token lost.
+"""Documents packed into rows of a fixed length, with their boundaries, little padding and no lost token.
 
-`make_packs` is pure: lengths in, a plan out (best fit, longest first). A document longer than a row is split
-into pieces, and the report says so. `PackedTokens` reads rows by that plan as a map dataset for the loader.
-Labels are as transformers has them: not shifted, -100 where nothing is learned. No model comes in here.
+`make_packs` is pure. It takes lengths and returns a plan (best fit, longest first). A document longer than a
+row is split into pieces, and the report counts these. `PackedTokens` reads rows by that plan as a map dataset
+for the loader. Labels follow transformers: not shifted, and -100 for tokens that are not learned.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from windlass.train.data.token_shards import TokenShards
 
 logger = logging.getLogger(__name__)
 
-IGNORED = -100  # a label that no loss counts; torch's own number for it
-PADDING = -1  # the document id of padding
+IGNORED = -100  # the label that torch's losses ignore
+PADDING = -1  # document id of padding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackReport:
-    """What packing did; nothing is ever dropped."""
+    """Statistics of a packing. No token is ever dropped."""
 
     num_documents: int
     num_tokens: int
     num_packs: int
-    num_split: int  # documents longer than a row
-    num_pieces: int  # whole documents, and pieces of split ones
-    utilisation: float  # tokens among all places, from 0 to 1
+    num_split: int  # number of documents longer than a row
+    num_pieces: int  # number of whole documents, and of pieces of split ones
+    utilisation: float  # share of places with a token, from 0 to 1
     dropped_tokens: int = 0
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class PackReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packs:
-    """Which pieces of which documents are in each row; flat, so that millions of them take little memory."""
+    """Pieces of documents in each row, as flat arrays, so that millions of them take little memory."""
 
     length: int
     documents: array[int]  # of each piece
@@ -59,15 +59,18 @@ class Packs:
         return len(self.ends)
 
     def pieces(self, row: int) -> list[tuple[int, int, int]]:
-        """(document, start, length) of each piece in a row."""
+        """Return (document, start, length) of each piece in a row."""
         span = slice(self.ends[row - 1] if row else 0, self.ends[row])
         return list(zip(self.documents[span], self.starts[span], self.lengths[span], strict=True))
 
 
 def make_packs(lengths: Sequence[int], length: int, *, is_packed: bool = True) -> Packs:
-    """Rows of `length` tokens for documents of these lengths; one piece a row without `is_packed`."""
+    """Return rows of `length` tokens for documents of these lengths, one piece each if not packed."""
     if length < 2:
-        raise SpecError(f"rows of {length} tokens", hint="a row has a token and one to predict")
+        raise SpecError(
+            f"cannot make rows of {length} tokens",
+            hint="a row needs at least 2 tokens, one of them to predict",
+        )
     documents, starts, sizes = array("q"), array("q"), array("q")  # of each piece
     for document, total in enumerate(lengths):
         for start in range(0, total, length):
@@ -75,7 +78,9 @@ def make_packs(lengths: Sequence[int], length: int, *, is_packed: bool = True) -
             starts.append(start)
             sizes.append(min(length, total - start))
     if not sizes:
-        raise SpecError("there are no tokens to pack", hint="look whether the data files are right")
+        raise SpecError(
+            "there are no tokens to pack", hint="check whether the data files are the right ones"
+        )
     rows = _fit(sizes, length) if is_packed else [[number] for number in range(len(sizes))]
     num_tokens = sum(lengths)
     report = PackReport(
@@ -101,7 +106,7 @@ def make_packs(lengths: Sequence[int], length: int, *, is_packed: bool = True) -
 
 
 def _fit(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """Numbers of pieces in each row: each piece, the longest first, into the fullest row that has room."""
+    """Return the pieces of each row. Each piece, longest first, goes to the fullest row with room."""
     rows: list[list[int]] = []
     with_space: list[list[int]] = [[] for _ in range(length + 1)]  # rows by their free places
     spaces = 0  # bit n: some row has n free places
@@ -125,11 +130,11 @@ def _fit(sizes: Sequence[int], length: int) -> list[list[int]]:
 class PackedTokens:
     """Rows of tokens as a map dataset: input_ids, labels, position_ids, document_ids, each of `length`.
 
-    Positions begin at 0 in each document; documents of a row count from 0, and padding is PADDING. The first
-    token of a piece has no label: what would predict it stands in another document, or in no row at all.
+    Positions start at 0 in each document. Documents of a row count from 0, and padding is PADDING. The first
+    token of a piece has no label, because the token that would predict it is in another document or no row.
     """
 
-    is_read_in_background = True  # for the loader: no random numbers, safe in a thread
+    is_read_in_background = True  # safe for the loader: no random numbers
 
     def __init__(
         self, shards: TokenShards, length: int, *, pad_token: int = 0, is_packed: bool = True
@@ -181,10 +186,10 @@ class PackedTokens:
 
 
 def make_cu_seqlens(document_ids: Any, *, size: int | None = None) -> Any:
-    """Where documents begin in a flattened batch of rows, and its end, as attention with lengths wants it.
+    """Return the starts of documents in a flattened batch of rows, and its end, for varlen attention.
 
-    Padding is a document of its own. size: of the result, filled up with the end, so that a compiled model
-    sees one shape only; None: as many as there are.
+    Padding is a separate document. size: length of the result, padded with the end, so that a compiled
+    model sees only one shape (default: as many as there are).
     """
     rows = document_ids.reshape(-1, document_ids.shape[-1])
     begins = torch.ones_like(rows, dtype=torch.bool)
@@ -193,7 +198,7 @@ def make_cu_seqlens(document_ids: Any, *, size: int | None = None) -> Any:
     num_ends = 1 if size is None else size - len(starts)
     if num_ends < 1:
         raise SpecError(
-            f"the batch has {len(starts)} documents, and cu_seqlens only {size} places",
-            hint=f"take a size of at least {len(starts) + 1}",
+            f"the batch has {len(starts)} documents, but cu_seqlens only {size} places",
+            hint=f"use a size of at least {len(starts) + 1}",
         )
     return torch.cat([starts, starts.new_full((num_ends,), rows.numel())])

@@ -1,9 +1,10 @@
-"""What a tracker is: one place that a run's numbers go to, and how its library is imported.
+"""Contract of a tracker, a place that receives a run's metrics, and the import of its library.
 
-The contract between TrackerGroup and the trackers (JSONL, MLflow, TensorBoard, Weights & Biases, or a user's
-own). All methods are called from one thread that is not the training's, so they may take their time. No
-tracker imports another, and none is imported before somebody names it: on the main thread before anything
-trains, since no thread may import while the training forks its data workers.
+It connects TrackerGroup with the trackers (JSONL, MLflow, TensorBoard, Weights & Biases, or a user's own).
+One thread, which is not the training's, calls all methods, so they may be slow. No tracker imports another.
+
+Each is imported only when it is named, on the main thread before the training starts. No thread may import
+while the training forks its data workers.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from windlass.errors import SpecError
 
 
 class Tracker(Protocol):
-    """`log` remembers, `flush` sends: after an OSError they are called again, after any other error never.
+    """Place that receives metrics. `log` stores them and `flush` sends them.
 
-    `run_id` is what a later attempt needs to go on with the same run; None where there is none, or not yet.
+    After an OSError they are called again, and after any other error never. `run_id` identifies the run for a
+    later attempt that continues it. It is None if there is none, or none yet.
     """
 
     name: str
     run_id: str | None
-    every_s: float  # how long records are collected before they are sent
+    every_s: float  # seconds to collect records before sending
 
     def start(self, params: Mapping[str, Any]) -> None: ...
 
@@ -35,7 +37,7 @@ class Tracker(Protocol):
 
 
 def flatten(params: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level: `{"optimizer": {"lr": 1}}` -> `{"optimizer.lr": 1}`."""
+    """Return nested settings as one level: `{"optimizer": {"lr": 1}}` -> `{"optimizer.lr": 1}`."""
     flat: dict[str, Any] = {}
     for key, value in params.items():
         name = f"{prefix}{key}"
@@ -47,7 +49,7 @@ def flatten(params: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
 
 
 def import_library(module: str, *, tracker: str, package: str, otherwise: str = "") -> Any:
-    """The module, or an error with the command that installs it."""
+    """Return the module, or raise an error with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,6 +1,6 @@
-"""`make_trackers`: trackers by name. The table says where each lives; a module is imported when it is named.
+"""Trackers by name, and `make_trackers`. A tracker's module is imported only when it is named.
 
-Called by the trainer and by users' own loops. JSONL is always there. Nothing here talks to a tracker.
+The trainer and users' own loops call it. JSONL is always included. This module sends nothing to a tracker.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ JSONL = "jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """What a tracker is made from."""
+    """Settings that a tracker is made from."""
 
-    folder: Path  # the run's own: <out>/<run>
+    folder: Path  # folder of the run, <out>/<run>
     name: str
-    run_id: str | None  # of an earlier attempt
+    run_id: str | None  # id from an earlier attempt
     attempt: int = 0
     world_size: int = 1
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -46,13 +46,13 @@ def make_trackers(
     world_size: int | None = None,
     attempt: int | None = None,
 ) -> TrackerGroup:
-    """Trackers of one run: JSONL, and those named. A missing library is told now, before anything trains.
+    """Return the trackers of one run: JSONL, and the named ones. Raise if a library is missing.
 
-    names: of TRACKERS, as a list or with commas between; or objects that are trackers.
-    folder: the run's own folder, <out>/<run>; metrics.jsonl and trackers.json are written there.
-    run: what the run is called where people look at it.
-    run_ids: by tracker, from a checkpoint: the same runs go on.
-    rank, world_size, attempt: of this process; by default what `get_context()` says. Only rank 0 tracks.
+    names: names in TRACKERS, as a list or separated by commas, or tracker objects.
+    folder: folder of the run, <out>/<run>, which gets metrics.jsonl and trackers.json.
+    run: name that trackers show for the run.
+    run_ids: ids by tracker, from a checkpoint, to continue the same runs.
+    rank, world_size, attempt: of this process (default: from `get_context()`). Only rank 0 tracks.
     """
     if rank is None or world_size is None or attempt is None:
         from windlass.train.parallel.context import get_context

@@ -1,8 +1,8 @@
-"""What ranks agree on while they train: to stop, to save now; all of them do it after the same step.
+"""Signals that ranks agree on while they train: to stop, to save now. All act after the same step.
 
-Any rank may propose; nobody waits. A proposal is written to the store of the process group with the step
-after which it holds, and every rank looks there between steps. The trainer keeps ranks within one step of
-each other, so a proposal that holds two steps later is seen by all in time. Called by the trainer only.
+Any rank may propose, and no rank waits. A proposal is written to the store of the process group, with the
+step after which it holds. Every rank checks the store between steps. The trainer keeps ranks within one
+step of each other, so all see a proposal that holds two steps later in time. Only the trainer calls this.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ SAVE = "save"
 END = "end"
 
 _LOOK_EVERY_S = 0.25
-_MAX_STEPS = 256  # between two looks
-_MEASURED_STEPS = 8  # after which looks are spread by what a step takes
+_MAX_STEPS = 256  # most steps between two checks
+_MEASURED_STEPS = 8  # steps after which the step time sets the check interval
 _instances = itertools.count()
 
 
 class StepSignals:
-    """The proposals of one training; `look` is called on every rank after every step."""
+    """Proposals of one training. Every rank calls `look` after every step."""
 
     def __init__(self, context: Context, *, first_step: int) -> None:
         self._is_alone = not dist.is_initialized() or context.world_size == 1
@@ -41,14 +41,14 @@ class StepSignals:
         self._due: dict[str, int] = {}
 
     def propose(self, name: str, step: int) -> None:
-        """After this step, ask all ranks to do something soon; nothing happens where somebody has asked."""
+        """Ask all ranks to act soon after this step, unless a rank already asked."""
         if name not in self._due:
             holds_after = step if self._is_alone else self._next_look(step + 2)
             answer = self._store.compare_set(self._key(name), "", str(holds_after))
             self._due[name] = int(answer)
 
     def look(self, step: int) -> set[str]:
-        """What is to be done after this step; the same on every rank."""
+        """Return the actions due after this step, which are the same on every rank."""
         if not self._is_alone:
             self._spread_looks(step)
             if self._is_look(step):
@@ -75,7 +75,7 @@ class StepSignals:
         return next(later for later in itertools.count(step) if self._is_look(later))
 
     def _spread_looks(self, step: int) -> None:
-        """Look every quarter of a second rather than after every step, where steps are short."""
+        """Check every 250 ms instead of after every step, if steps are short."""
         num_steps = step - self._first_step + 1
         if num_steps == _MEASURED_STEPS and self._is_main:
             step_s = (time.monotonic() - self._started_s) / num_steps
