@@ -78,7 +78,7 @@ def test_a_user_with_the_role_alone(
     found = _check(namespace=admin.namespace)
     assert found["rights"].state == "ok"
     assert "you may not list nodes" in found["nodes"].found
-    assert "not known" in found["pod security"].found
+    assert "unknown" in found["pod security"].found
     assert not any(check.state == "missing" for check in found.values())
 
 

@@ -1,1 +1,1 @@
-"""What was seen, told to people: verdicts, timelines, the state of this machine."""
+"""Reports for users: verdicts, timelines, and checks of machines and clusters."""

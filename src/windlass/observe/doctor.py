@@ -1,7 +1,7 @@
-"""What is here and what is missing: one check per thing, each with how to get it.
+"""Checks of this machine: one per requirement, each with a hint how to meet it.
 
-Looks at this machine and at the interpreter that ranks will run in; starts no job and changes nothing
-(but for one file written and removed in the home). Drawing is the command line's.
+Inspects this machine and the interpreter that ranks will run in. Starts no job and changes nothing, except
+for a temporary file in the home. The command line renders the results.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _SMI_FIELDS = "index,name,memory.total,driver_version"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that was looked at. Without something `needed`, nothing runs."""
+    """Result of one check. If a `needed` one is missing, nothing runs."""
 
     name: str
     state: State
     found: str
     hint: str = ""
     needed: bool = False
-    more: str = ""  # lines to print below: a manifest to hand on
+    more: str = ""  # lines to print below, such as a manifest for an admin
 
     @property
     def is_fatal(self) -> bool:
@@ -68,7 +68,7 @@ class Check:
 
 
 def check_all(settings: Settings) -> Iterator[Check]:
-    """Every check, as its answer comes in; last the one that may take seconds, importing torch."""
+    """Yield every check as its result arrives, ending with the import of torch, which may take seconds."""
     yield Check(name="windlass", state="ok", found=__version__)
     yield _check_python()
     yield _check_installed_torch()
@@ -95,7 +95,7 @@ def _check_python() -> Check:
 
 
 def _check_target(settings: Settings) -> Iterator[Check]:
-    """The interpreter of the ranks, and torch in it: asked there, never imported here."""
+    """Check the ranks' interpreter, and import torch in it rather than in this process."""
     python = settings.python or sys.executable
     path = shutil.which(os.path.expanduser(python))
     name, torch = "ranks' python", "torch for ranks"
@@ -112,7 +112,7 @@ def _check_target(settings: Settings) -> Iterator[Check]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        hint = f"run {path} -c 'import torch' and see"
+        hint = f"see what this prints: {path} -c 'import torch'"
         yield Check(name=name, state="missing", found=str(error), hint=hint, needed=True)
         return
     versions = done.stdout.split()
@@ -180,7 +180,7 @@ def _check_home(home: Path) -> Check:
 
 
 def _check_shared_memory() -> Check:
-    path = Path("/dev/shm")  # noqa: S108 - looked at, not written to
+    path = Path("/dev/shm")  # noqa: S108 - only read
     if not path.is_dir():
         return Check(name="shared memory", state="ok", found="no /dev/shm on this system")
     usage = shutil.disk_usage(path)
@@ -211,7 +211,7 @@ def _check_gpus(home: Path) -> Check:
 def _check_git() -> Check:
     path = shutil.which("git")
     if path is None:
-        hint = "install git: it tells which files belong to a project"
+        hint = "install git, which lists the files that belong to a project"
         return Check(name="git", state="warn", found="not found", hint=hint)
     return Check(name="git", state="ok", found=path)
 

@@ -1,4 +1,4 @@
-"""Deep check of a cluster: two small pods try it out, and their findings become checks.
+"""Deep check of a cluster: two small pods test it, and their findings become checks.
 
 The objects are a suspended Indexed Job of two pods, a headless Service and a NetworkPolicy. The pods are
 as restricted as those of our jobs and need no more rights. They run `probe.py`, which prints its findings
@@ -6,7 +6,7 @@ as JSON. The policy closes one port on purpose: if the port can be reached, the 
 policies.
 
 `check_deep` waits with a deadline, reads the first pod's clock through port-forward, and always deletes
-the objects. `describe_findings` and the functions that render objects are pure.
+the objects. `describe_findings` and the functions that render objects perform no I/O.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _NUM_PINGS = 5
 
 
 def render_job(name: str, image: str) -> Object:
-    """Suspended: what the pods need is made before they are. Deletes itself in any case."""
+    """Render a Job that starts suspended, so that its pods' objects exist first. It expires by itself."""
     pod = _render_pod(name, image)
     return {
         "apiVersion": KUBERNETES.kind.api_version,
@@ -125,9 +125,10 @@ def render_service(name: str, owner: Object) -> Object:
 
 
 def render_policies(name: str, owner: Object, *, egress: bool) -> list[Object]:
-    """The two reach each other, but not on one port; rules for going out only where there are some.
+    """Render policies that open the ports above `CLOSED_PORT` between the pods, and egress if set.
 
-    Two objects: some firewalls take what one policy lets out as let in, too.
+    Ingress and egress are separate objects, because some firewalls apply the egress rules of a combined
+    policy to ingress, too.
     """
     peers = [{"podSelector": {"matchLabels": {LABEL: name}}}]
     ports = [{"protocol": "TCP", "port": probe.CLOSED_PORT + 1, "endPort": 65535}]
@@ -161,14 +162,14 @@ def _metadata(name: str, owner: Object | None = None) -> Object:
 def describe_findings(
     findings: Mapping[int, Finding], *, python: str, torch: str
 ) -> Iterator[Check]:
-    """One check per thing; `python` and `torch` are the client's own versions."""
+    """Yield one check per finding. `python` and `torch` are the client's own versions."""
     if errors := [str(finding["error"]) for finding in findings.values() if finding.get("error")]:
         yield Check(
             name="between pods",
             state="missing",
             found=errors[0],
-            hint="pods must find each other by name and reach each other's ports: a NetworkPolicy "
-            "of the namespace, or the cluster's DNS, is in the way",
+            hint="pods must resolve each other's names and reach each other's ports; check the namespace's "
+            "NetworkPolicies and the cluster's DNS",
         )
     both = [finding for finding in findings.values() if "trip_s" in finding]
     if both:
@@ -202,7 +203,7 @@ def _check_clocks(both: list[Finding]) -> Check:
     skew_s = max(abs(float(finding["skew_s"])) for finding in both)
     text = f"{skew_s * 1000:.1f} ms apart"
     if skew_s > _MAX_SKEW_S:
-        hint = "certificates and log times rely on clocks: ask an admin to set the nodes' by NTP"
+        hint = "certificates and log times rely on clocks: ask an admin to sync the nodes with NTP"
         return Check(name="pods' clocks", state="warn", found=text, hint=hint)
     return Check(name="pods' clocks", state="ok", found=text)
 
@@ -232,7 +233,7 @@ def _check_python(findings: Mapping[int, Finding], python: str) -> Iterator[Chec
         name="image's python",
         state="warn",
         found=text,
-        hint="functions that travel by value will be refused: run scripts, put functions in files, or "
+        hint="functions sent by value will be refused: run scripts, put functions in files, or "
         f"use Python {'.'.join(theirs.split('.')[:2])} here",
     )
 
@@ -273,9 +274,9 @@ def _check_reduce(findings: list[Finding]) -> Check:
 
 
 def check_deep(api: Api, image: str) -> Iterator[Check]:
-    """Run the two pods; their findings. Takes seconds, or as long as the image takes to be pulled."""
+    """Run the two pods and yield their findings. Takes seconds, plus the time to pull the image."""
     if not image:
-        hint = "--image NAME:TAG, the image your jobs will use"
+        hint = "pass the image of your jobs with --image NAME:TAG"
         yield Check(name="two pods", state="missing", found="no image to try", hint=hint)
         return
     name = f"windlass-doctor-{secrets.token_hex(3)}"
@@ -284,7 +285,7 @@ def check_deep(api: Api, image: str) -> Iterator[Check]:
     except ClusterError as error:
         yield Check(name="two pods", state="missing", found=error.message, hint=error.hint)
     finally:
-        with suppress(ClusterError):  # then it ends and goes by its own deadlines
+        with suppress(ClusterError):  # the job then expires by its own deadlines
             api.delete(KUBERNETES.kind, name)
 
 
@@ -299,7 +300,7 @@ def _run(api: Api, name: str, image: str) -> Iterator[Check]:
     clocks: list[Check] = []
 
     def is_over() -> bool:
-        # a container that runs may not listen yet: asked again until it answers
+        # a running container may not listen yet, so retry until it answers
         is_asked = any(clock.state != "missing" for clock in clocks)
         if not is_asked and (pod := _running_lead(api, name)):
             clocks[:] = [_check_clock(api, pod)]
@@ -344,7 +345,7 @@ def _blockers(api: Api, name: str) -> list[Blocker]:
 
 
 def _is_hopeless(blockers: list[Blocker], waited_s: float) -> bool:
-    """What no waiting cures; an image that still cannot be pulled after some tries will not come either."""
+    """Return whether waiting cannot help, which includes an image that failed several pulls."""
     return any(
         blocker.is_hopeless or (blocker.reason == IMAGE_PULL and waited_s > _PULL_TRIES_S)
         for blocker in blockers
@@ -352,7 +353,7 @@ def _is_hopeless(blockers: list[Blocker], waited_s: float) -> bool:
 
 
 def _describe_stuck(blockers: list[Blocker]) -> Check:
-    text = f"not done after {_TIMEOUT_S:.0f} s, and nothing says why"
+    text = f"not done after {_TIMEOUT_S:.0f} s, for no known reason"
     hint = "try again"
     if blockers:
         text, hint = blockers[0].message, blockers[0].hint
@@ -367,7 +368,7 @@ def _has_egress_rules(api: Api) -> bool:
 
 
 def _check_clock(api: Api, pod: str) -> Check:
-    """The way a client reaches node 0, and how far its clock is from ours."""
+    """Reach node 0 like a client does, and measure the difference between its clock and ours."""
     name = "port-forward"
     try:
         with api.forward(pod, probe.CLOCK_PORT, timeout_s=_CLOCK_TIMEOUT_S) as peer:
@@ -379,18 +380,18 @@ def _check_clock(api: Api, pod: str) -> Check:
             state="missing",
             found=f"does not work: {str(error).splitlines()[0]}",
             hint="live logs and results need it: the verbs get and create on pods/portforward, and no "
-            "proxy in between that stops websockets",
+            "proxy that blocks websockets",
         )
     ahead = f"{abs(skew_s) * 1000:.0f} ms {'ahead of' if skew_s >= 0 else 'behind'} ours"
     text = f"works, {trip_s * 1000:.1f} ms per round trip; the pod's clock is {ahead}"
     if abs(skew_s) > _MAX_SKEW_S + trip_s:
-        hint = "certificates and log times rely on clocks: set them by NTP, here and on the nodes"
+        hint = "certificates and log times rely on clocks: sync this machine and the nodes with NTP"
         return Check(name=name, state="warn", found=text, hint=hint)
     return Check(name=name, state="ok", found=text)
 
 
 def _ping(peer: socket.socket) -> tuple[float, float]:
-    """One round trip, and how far the other clock is ahead."""
+    """Return the round-trip time, and how far the other clock is ahead."""
     sent_s = time.time()
     peer.sendall(b"?")
     data = b""
@@ -404,7 +405,7 @@ def _ping(peer: socket.socket) -> tuple[float, float]:
 
 
 def _read_findings(api: Api, name: str) -> dict[int, dict[str, Any]]:
-    """What each pod printed; for one that broke, its last line."""
+    """Return what each pod printed, or the last line of a pod that failed."""
     findings: dict[int, dict[str, Any]] = {}
     for index, pod in _pods(api, name).items():
         lines = api.read_log(name_of(pod)).decode(errors="replace").strip().splitlines()

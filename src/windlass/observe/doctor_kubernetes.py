@@ -1,7 +1,7 @@
-"""What a cluster has and lacks for our jobs: reach, rights, operators, GPUs, storage, rules, DNS.
+"""Checks of a cluster for our jobs: connection, rights, operators, GPUs, storage, policies, DNS.
 
-Reads only, and only what the user may read; what may not be read is said so, never guessed. What needs pods
-to be found out is in doctor_deep.py. Drawing is the command line's.
+Only reads, and only what the user may read. Anything else is reported as unknown, never guessed. Checks that
+need pods are in doctor_deep.py. The command line renders the results.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ _LEVEL_LABEL = "pod-security.kubernetes.io/enforce"
 
 
 def check_cluster(settings: Settings, *, deep: bool = False) -> Iterator[Check]:
-    """Every check, as its answer comes in; none after the first if the cluster cannot be reached.
+    """Yield every check as its result arrives. Stop after the first if the cluster is unreachable.
 
-    `deep` runs two small pods of the settings' image, too.
+    `deep` also runs two small pods of the settings' image.
     """
     dialect = find_dialect(settings.engine) or load_dialect("kubernetes")
     try:
@@ -80,8 +80,8 @@ def check_cluster(settings: Settings, *, deep: bool = False) -> Iterator[Check]:
         try:
             for check in look(api):
                 yield replace(check, hint="") if deep and check.hint == _TRY else check
-        except Forbidden as error:  # what may not be asked is an answer too
-            yield Check(name=name, state="ok", found=f"not known: {error.message}")
+        except Forbidden as error:  # a missing right is a result too
+            yield Check(name=name, state="ok", found=f"unknown: {error.message}")
         except ClusterError as error:
             yield Check(name=name, state="warn", found=error.message, hint=error.hint)
     if deep:
@@ -116,7 +116,7 @@ def _name_verbs(missing: Sequence[MissingRight]) -> str:
 
 
 def _look_at_namespace(api: Api) -> Iterator[Check]:
-    """The namespace and its Pod Security level, which is a label of it."""
+    """Check the namespace and the label with its Pod Security level."""
     safe = "our pods meet the strictest level, restricted"
     try:
         body = api.get(NAMESPACES, api.namespace)
@@ -131,7 +131,7 @@ def _look_at_namespace(api: Api) -> Iterator[Check]:
         return
     except Forbidden:
         yield Check(name="namespace", state="ok", found=f"{api.namespace} (may not be read)")
-        yield Check(name="pod security", state="ok", found=f"level not known; {safe}")
+        yield Check(name="pod security", state="ok", found=f"level unknown; {safe}")
         return
     yield Check(name="namespace", state="ok", found=api.namespace)
     level = labels_of(body).get(_LEVEL_LABEL)
@@ -158,7 +158,7 @@ def _look_at_operators(api: Api) -> Iterator[Check]:
 
 
 def _look_at_runtimes(api: Api, needed: Prerequisite) -> Iterator[Check]:
-    """What objects are made from that are the whole cluster's: reading those takes more than a Role."""
+    """Check the objects that jobs are made from. Reading cluster-wide ones takes more than a Role."""
     own, names = needed.sources[0], list_sources(api, needed)
     there = f"there is: {', '.join(names)}" if names else "none is seen"
     for kind in needed.sources:
@@ -180,7 +180,7 @@ def _look_at_nodes(api: Api) -> Iterator[Check]:
     try:
         nodes = api.list(NODES)
     except Forbidden as error:
-        text = f"not known, nor what is free: {error.message}"
+        text = f"unknown, including free resources: {error.message}"
         yield Check(name="nodes", state="ok", found=text)
         return
     try:
@@ -200,9 +200,7 @@ def _describe_nodes(nodes: Sequence[Object], pods: Sequence[Object] | None) -> I
     for resource, gpus in counts.gpus.items():
         free = f"{gpus.num_free} free of {gpus.num_total}, at most {gpus.most_free} on one node"
         if pods is None:
-            free = (
-                f"{gpus.num_total}; how many are free is not known: listing all pods is not allowed"
-            )
+            free = f"{gpus.num_total}; the number of free ones is unknown: listing all pods is not allowed"
         text = f"{resource}: {free}, on {gpus.num_nodes} nodes"
         yield Check(name="gpus", state="ok" if gpus.num_free else "warn", found=text)
 
@@ -220,7 +218,7 @@ def _look_at_storage(api: Api) -> Iterator[Check]:
     shared = {
         True: "one claim can be used by all nodes (ReadWriteMany)",
         False: "a claim can be used by one node at a time: no ReadWriteMany",
-        None: "whether one claim can be used by all nodes (ReadWriteMany) is not known",
+        None: "it is unknown whether all nodes can use one claim (ReadWriteMany)",
     }[shares_volumes(provisioner)]
     text = f"default class {name_of(default)} ({provisioner}); {shared}"
     yield Check(name="storage", state="ok", found=text)
@@ -232,7 +230,7 @@ def _look_at_policies(api: Api) -> Iterator[Check]:
         enforcer = find_enforcer([name_of(s) for s in api.list(DAEMON_SETS, namespace=_SYSTEM)])
     except Forbidden:
         enforcer = ""
-    known = f"enforced by {enforcer}" if enforcer else "whether it is enforced is not known"
+    known = f"enforced by {enforcer}" if enforcer else "enforcement is unknown"
     hint = "" if enforcer else _TRY
     yield Check(name="network policy", state="ok", found=f"{known}; {inside}", hint=hint)
 
@@ -241,7 +239,7 @@ def _look_at_dns(api: Api) -> Iterator[Check]:
     services = [s for s in api.list(SERVICES, namespace=_SYSTEM) if name_of(s) in _DNS_NAMES]
     if not services:
         text = f"no service {' or '.join(_DNS_NAMES)} in {_SYSTEM}"
-        yield Check(name="dns", state="ok", found=f"not known: {text}", hint=_TRY)
+        yield Check(name="dns", state="ok", found=f"unknown: {text}", hint=_TRY)
         return
     address = services[0].get("spec", {}).get("clusterIP", "?")
     yield Check(name="dns", state="ok", found=f"service {name_of(services[0])} at {address}")

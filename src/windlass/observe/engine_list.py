@@ -1,6 +1,6 @@
-"""What each engine needs, what was found of it, and what it can do: rows for `windlass engines`.
+"""Rows for `windlass engines`: each engine's requirements, what was found of them, and its capabilities.
 
-Asks the cluster once; where there is none, or it does not answer, that is what was found.
+Queries the cluster once. Without a reachable cluster the rows have the error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from windlass.kube.objects.inventory import read_release
 from windlass.kube.objects.kinds import CRDS
 from windlass.settings import Settings
 
-# What users would look for of what engines list; the rest of `can` is for programs.
+# The capabilities that matter to users. The rest of `can` is for programs.
 _WORDS = {
     "computes": "computes",
     "detach": "detached jobs",
@@ -36,18 +36,18 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRow:
-    """One engine. `is_here`: whether a job could be submitted to it now."""
+    """One engine. `is_here` is True if a job could be submitted to it now."""
 
     name: str
-    makes: str  # what its nodes are
+    makes: str  # kind of its nodes
     needs: str
-    version: str  # what was found; or why nothing was
+    version: str  # version that was found, or why none was
     is_here: bool
     can: tuple[str, ...]
 
 
 def list_engines(settings: Settings) -> Iterator[EngineRow]:
-    """A row for each, in the order of the tables."""
+    """Yield a row for each engine, in the order of the tables."""
     api, trouble = _connect(settings)
     for name in renderer_names():
         if only_exports(name):
@@ -58,7 +58,7 @@ def list_engines(settings: Settings) -> Iterator[EngineRow]:
         try:
             dialect = find_dialect(name)
             engine = make_engine(name, settings)
-        except EngineMissing as error:  # of another package, which has a fault
+        except EngineMissing as error:  # an engine of another package failed to load
             package = find_package(name)
             yield EngineRow(
                 name=name, makes="-", needs=package, version=error.message, is_here=False, can=()
@@ -92,7 +92,7 @@ def _look_at_engine(engine: Renderer) -> EngineRow:
 
 
 def _look_at_dialect(dialect: Dialect, api: Api | None, version: str) -> EngineRow:
-    """`version` is Kubernetes' own, or why it is not known."""
+    """Return the row of a dialect. `version` is that of Kubernetes, or why it is unknown."""
     version_here, is_here = version, api is not None
     if api is not None and dialect.needs:
         try:
@@ -114,7 +114,7 @@ def _look_at_dialect(dialect: Dialect, api: Api | None, version: str) -> EngineR
 
 
 def _describe(api: Api, need: Need) -> str:
-    """The API's version, and the release where its CRD may be read and says it."""
+    """Return the API's version, and the release if the CRD has it and may be read."""
     kind = need.kind
     try:
         release = read_release(api.get(CRDS, f"{kind.plural}.{kind.group}"))
@@ -124,7 +124,7 @@ def _describe(api: Api, need: Need) -> str:
 
 
 def _join(texts: Iterable[str]) -> str:
-    """Each once: one product may bring several kinds."""
+    """Join texts without duplicates, because one product may have several kinds."""
     return ", ".join(dict.fromkeys(texts))
 
 

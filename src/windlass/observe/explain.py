@@ -1,11 +1,12 @@
 """A job explained as text: its timeline, its verdict, and why it waits, runs or failed.
 
-The timeline lists the phases from submit to the first step and the end. The verdict says which rank
-failed first, where and why, what happened to the others, and what to type next. `explain` is one sentence
-with details and advice, for any engine.
+The timeline lists the phases from submit to the first step and the end. The verdict names the rank that
+failed first, where and why. It also has the state of the other ranks and the next command to run. `explain`
+returns one sentence with details and advice, for any engine.
 
-Pure: a JobStatus (and the time) in, text out, safe for a terminal. Engines report blockers as conditions
-of type `blocker`; the agent decides which rank is to blame. Callers choose colours and streams.
+Performs no I/O: it renders a JobStatus (and the time) as text that is safe for a terminal. Engines report
+blockers as conditions of type `blocker`. The agent decides which rank is to blame. Callers choose colours and
+streams.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _MAX_NAMED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineRow:
-    """One phase: how long it took, and when it was reached, both in seconds."""
+    """One phase, with its duration and the time it was reached since submit, both in seconds."""
 
     name: str
     took_s: float
@@ -39,12 +40,13 @@ class TimelineRow:
 
 
 def make_timeline_rows(status: JobStatus) -> tuple[TimelineRow, ...]:
-    """The moments in order of time; the submit is the first, the job's end the last.
+    """Return the moments in order of time, from the submit to the job's end.
 
-    Clocks of several machines disagree by a little, and an API server's is whole seconds: what seems to come
-    before the submit came with it, and an end that seems to come before another moment came with that.
+    Clocks of several machines disagree slightly, and an API server's has a resolution of one second. A moment
+    that seems to precede the submit is set to the submit's time. An end that seems to precede another moment
+    is set to that moment's time.
     """
-    # of the same time those stay in order that are
+    # a stable sort keeps the order of moments with the same time
     in_order = sorted(
         status.timeline, key=lambda moment: (moment.name != MomentName.SUBMITTED, moment.at_s)
     )
@@ -62,7 +64,7 @@ def make_timeline_rows(status: JobStatus) -> tuple[TimelineRow, ...]:
 
 
 def render_timeline(status: JobStatus) -> str:
-    """The table of phases; empty when nothing has been seen yet."""
+    """Return the table of phases, or an empty string if there are none yet."""
     rows = make_timeline_rows(status)[1:]
     if not rows:
         return ""
@@ -75,12 +77,12 @@ def render_timeline(status: JobStatus) -> str:
 
 
 def render_verdict(status: JobStatus, *, folder: str = "") -> str:
-    """The verdict on a job, several lines; empty while there is none. Paths in `folder` are shortened."""
+    """Return the verdict on a job as several lines, or an empty string. Paths in `folder` are shortened."""
     verdict = status.verdict
     if verdict is None:
         return ""
     exception = _exception_lines(verdict)
-    lines = [_render_head(status, verdict), _render_who(status, verdict, exception)]
+    lines = [_render_head(status, verdict), _render_cause(status, verdict, exception)]
     lines += [f"    {line}" for line in exception[1:]]
     if verdict.where:
         where = f"{_shorten(verdict.file, folder)}:{verdict.line}"
@@ -114,15 +116,15 @@ def _render_kind(verdict: Verdict) -> str:
     return verdict.kind.value
 
 
-def _render_who(status: JobStatus, verdict: Verdict, exception: list[str]) -> str:
+def _render_cause(status: JobStatus, verdict: Verdict, exception: list[str]) -> str:
     if verdict.rank is not None and exception and verdict.exit_code is None:
-        who = f"rank {verdict.rank} on {_one_line(verdict.node_name)} raised {exception[0]}"
+        cause = f"rank {verdict.rank} on {_one_line(verdict.node_name)} raised {exception[0]}"
     else:
-        who = _one_line(verdict.message)
+        cause = _one_line(verdict.message)
     when = f"attempt {verdict.attempt}"
     if verdict.at_s and status.created_at_s:
         when += f", {max(0.0, verdict.at_s - status.created_at_s):.1f} s after submit"
-    return f"  {who:<{_LEFT_WIDTH}}  {when}"
+    return f"  {cause:<{_LEFT_WIDTH}}  {when}"
 
 
 def _exception_lines(verdict: Verdict) -> list[str]:
@@ -136,12 +138,12 @@ def _exception_lines(verdict: Verdict) -> list[str]:
 def _render_others(verdict: Verdict) -> str:
     num_others = sum(verdict.others.values())
     states = ", ".join(f"{count} {state}" for state, count in sorted(verdict.others.items()))
-    who = "the other rank" if num_others == 1 else f"the other {num_others} ranks"
-    return f"{who}: {states}"
+    others = "the other rank" if num_others == 1 else f"the other {num_others} ranks"
+    return f"{others}: {states}"
 
 
 def _shorten(path: str, folder: str) -> str:
-    """As users would write it: from their own folder, or from the project on the nodes."""
+    """Return a path relative to the user's folder, or to the project on the nodes."""
     path = path.removeprefix(f"{names.CODE_FOLDER}/")
     return path.removeprefix(folder.rstrip("/") + "/") if folder else path
 
@@ -151,7 +153,7 @@ def _one_line(text: str) -> str:
 
 
 def exit_code_of(status: JobStatus) -> int:
-    """What a command that stands for a job exits with: 0, 1 (it failed) or 3 (no start, or not known)."""
+    """Return the exit status for a job: 0, 1 if it failed, or 3 if it did not start or its end is unknown."""
     if status.phase is Phase.SUCCEEDED:
         return 0
     unproved = (FailureKind.START_FAILED, FailureKind.UNKNOWN)
@@ -160,7 +162,7 @@ def exit_code_of(status: JobStatus) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """One sentence first; `reason` is for programs; `details` are lines; `next` is what to do or type."""
+    """An explanation in one sentence. `reason` is for programs, and `next` is the recommended action."""
 
     job_id: str
     phase: str
@@ -172,7 +174,7 @@ class Why:
 
 
 def explain(status: JobStatus, *, now_s: float, folder: str = "") -> Why:
-    """Why this job waits, runs, failed or ended. Paths in `folder` are shortened."""
+    """Return why this job waits, runs, failed or ended. Paths in `folder` are shortened."""
     if status.phase.is_final:
         return _explain_end(status, folder)
     if blockers := [c for c in status.conditions if c.type == CONDITION]:
@@ -194,13 +196,13 @@ def _explain_blocked(status: JobStatus, blockers: list[Condition], now_s: float)
         reason=first.reason,
         sentence=f"{_name(status)} {is_so}: {first.message}",
         since_s=first.since_s,
-        details=[*details, *_describe_road(status, now_s)],
+        details=[*details, *_describe_milestones(status, now_s)],
         hint=first.hint,
     )
 
 
 def _explain_phase(status: JobStatus, now_s: float) -> Why:
-    """Pending, starting or stopping, and nothing known to be in the way."""
+    """Explain a job that is pending, starting or stopping without a known blocker."""
     last = _last_condition(status)
     since_s = last.since_s if last else status.created_at_s
     words = f": {last.message}" if last and last.message else ""
@@ -213,7 +215,7 @@ def _explain_phase(status: JobStatus, now_s: float) -> Why:
         sentence=f"{_name(status)} has been {status.phase.value} for "
         f"{render_seconds(now_s - since_s)}{words}",
         since_s=since_s,
-        details=[*missing, *_describe_road(status, now_s)],
+        details=[*missing, *_describe_milestones(status, now_s)],
         hint=f"windlass attach {_address(status)} watches it; windlass cancel {_address(status)} ends it",
     )
 
@@ -243,16 +245,16 @@ def _explain_running(status: JobStatus, now_s: float) -> Why:
 
 
 def _address(status: JobStatus) -> str:
-    """What names the job to a command: what others made is not known here, so its engine is said, too."""
+    """Return the job's name for commands, with the engine if Windlass did not create the job."""
     is_adopted = any(each.reason == names.REASON_ADOPTED for each in status.conditions)
     return f"{status.job_id} -e {status.engine}" if is_adopted else status.job_id
 
 
 def _waits_for(status: JobStatus, now_s: float) -> str:
-    """What a running job waits for, if that can be told: imports, ranks that lag, a silence."""
+    """Return what a running job waits for, if known: imports, ranks that lag, or missing reports."""
     last = _last_condition(status)
     if last is not None and last.reason in (names.REASON_READY, names.REASON_ADOPTED):
-        return last.message  # of a compute, or of what others made: it has no ranks of its own
+        return last.message  # of a compute or an adopted job, which have no ranks
     if all(moment.name != "imports done" for moment in status.timeline):
         return f"importing{f' ({last.message})' if last and last.message else ''}"
     running = [rank.rank for rank in status.ranks if rank.state == RankState.RUNNING]
@@ -301,7 +303,7 @@ def _explain_end(status: JobStatus, folder: str) -> Why:
         reason=reason,
         sentence=f"{_name(status)} {how}{took}{kind}{f': {message}' if message else ''}",
         since_s=since_s,
-        details=render_verdict(status, folder=folder).splitlines()[2:],  # who and what was said
+        details=render_verdict(status, folder=folder).splitlines()[2:],  # the sentence has the rest
         hint=verdict.next if verdict else f"windlass logs {status.job_id}",
     )
 
@@ -330,12 +332,12 @@ def _name(status: JobStatus) -> str:
 
 
 def _last_condition(status: JobStatus) -> Condition | None:
-    """Why it is in the phase it is in."""
+    """Return the last condition that explains the current phase."""
     return next((c for c in reversed(status.conditions) if c.type == status.phase.value), None)
 
 
 def _describe_nodes(status: JobStatus) -> list[str]:
-    """Nodes that are not there; nothing when all are."""
+    """Describe missing nodes, if any."""
     missing = [
         node
         for node in status.nodes
@@ -348,12 +350,12 @@ def _describe_nodes(status: JobStatus) -> list[str]:
     return [f"{len(missing)} of {status.num_nodes} nodes are not there: {named}{more}"]
 
 
-def _describe_road(status: JobStatus, now_s: float) -> Iterator[str]:
-    """How far it came, and how long ago."""
+def _describe_milestones(status: JobStatus, now_s: float) -> Iterator[str]:
+    """Describe the phases so far, and the time since submit."""
     rows = [row for row in make_timeline_rows(status) if row.name != MomentName.SUBMITTED]
-    road = ", ".join(f"{row.name} {row.since_submit_s:.1f} s" for row in rows)
+    reached = ", ".join(f"{row.name} {row.since_submit_s:.1f} s" for row in rows)
     age = render_seconds(now_s - status.created_at_s)
-    yield f"submitted {age} ago{f'; since submit: {road}' if road else ''}"
+    yield f"submitted {age} ago{f'; since submit: {reached}' if reached else ''}"
 
 
 def _describe_history(status: JobStatus) -> list[str]:

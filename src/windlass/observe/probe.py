@@ -1,7 +1,7 @@
-"""What two pods find out about each other: names, ports, clocks, bandwidth, versions. Prints one JSON line.
+"""Probe that runs in two pods and tests names, ports, clocks, bandwidth and versions. Prints one JSON line.
 
-Runs in the image under test as `python3 -c`, by its source alone: the standard library, torch if it is there,
-nothing of ours. Every wait has a deadline. Started by doctor_deep.py, which reads the line from the log.
+Runs in the image under test as `python3 -c` with this source, so it uses only the standard library, and torch
+if the image has it. Every wait has a deadline. doctor_deep.py starts it and reads the line from the log.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 CLOCK_PORT = 29400  # for the client, through port-forward
 PORT = 29500
 STORE_PORT = 29501
-CLOSED_PORT = 29399  # no rule lets anybody in here
+CLOSED_PORT = 29399  # no rule allows connections here
 DEADLINE_S = 90.0
 CLIENT_S = 20.0
-FIRST_LOOKUP_S = 3.0  # asked for too early, a name counts as missing for up to half a minute
+FIRST_LOOKUP_S = 3.0  # a name looked up too early stays cached as missing for up to 30 s
 NUM_PINGS = 20
 NUM_TRIES = 3
 NUM_BYTES = 16 << 20
@@ -34,7 +34,7 @@ MARK = "windlass-probe "
 
 
 def retry(act: Any, deadline_s: float) -> Any:
-    """The result of `act`, tried again until the deadline."""
+    """Call `act` until it succeeds or the deadline passes, and return its result."""
     while True:
         try:
             return act()
@@ -45,7 +45,7 @@ def retry(act: Any, deadline_s: float) -> Any:
 
 
 def look_up(name: str, deadline_s: float) -> tuple[str, float, float]:
-    """The address behind a name, how long after our start it was known, and how long one lookup takes."""
+    """Return a name's address, the seconds until it was known, and the duration of one lookup."""
     started_s = deadline_s - DEADLINE_S
     retry(lambda: socket.getaddrinfo(name, PORT, type=socket.SOCK_STREAM), deadline_s)
     known_s = time.monotonic()
@@ -59,11 +59,11 @@ def listen(port: int) -> socket.socket:
 
 
 def serve_clock(server: socket.socket, asked: threading.Event) -> None:
-    """Answer each byte with the time here; `asked` once somebody came and went."""
+    """Answer each byte with the local time. Set `asked` once a client has come and gone."""
     while True:
         peer, _ = server.accept()
         num_asked = 0
-        with contextlib.suppress(OSError), peer:  # one peer that breaks off must not stop the next
+        with contextlib.suppress(OSError), peer:  # a peer that disconnects must not stop the next
             peer.settimeout(CLIENT_S)
             while peer.recv(1):
                 peer.sendall(struct.pack("!d", time.time()))
@@ -73,7 +73,7 @@ def serve_clock(server: socket.socket, asked: threading.Event) -> None:
 
 
 def ask_clock(address: str, deadline_s: float) -> tuple[float, float]:
-    """How far the peer's clock is ahead, and the round trip, by the quickest of some pings."""
+    """Return how far the peer's clock is ahead and the round-trip time, from the fastest of several pings."""
     peer = retry(lambda: socket.create_connection((address, PORT), timeout=5), deadline_s)
     with peer:
         best = (float("inf"), 0.0)
@@ -95,7 +95,7 @@ def is_open(address: str, port: int) -> bool:
 
 
 def is_enforced(address: str) -> bool | None:
-    """Whether a port that no rule opens is closed; rules may take a moment. None: the peer has gone."""
+    """Return whether a port that no rule opens gets closed in time, or None if the peer has left."""
     for _ in range(NUM_TRIES):
         is_closed = not is_open(address, CLOSED_PORT)
         if not is_open(address, PORT):
@@ -107,7 +107,7 @@ def is_enforced(address: str) -> bool | None:
 
 
 def reduce_all(rank: int, address: str) -> dict[str, Any]:
-    """Bytes per second that an all-reduce of the two moves, by gloo."""
+    """Return the bytes per second of an all-reduce between the two pods with gloo."""
     started_s = time.monotonic()
     try:
         torch = importlib.import_module("torch")  # the image's, not ours
@@ -135,7 +135,7 @@ def reduce_all(rank: int, address: str) -> dict[str, Any]:
             dist.all_reduce(data)
         finding["bytes_per_s"] = NUM_BYTES * NUM_ROUNDS / (time.monotonic() - started_s)
         dist.destroy_process_group()
-    except Exception as error:  # noqa: BLE001 - whatever it was is the finding
+    except Exception as error:  # noqa: BLE001 - any error is a finding
         finding["reduce_error"] = f"{type(error).__name__}: {error}"
     return finding
 
@@ -161,7 +161,7 @@ def probe(rank: int, names: list[str]) -> dict[str, Any]:
         finding.update(reduce_all(rank, addresses[0][0]))
     except OSError as error:
         finding["error"] = f"{type(error).__name__}: {error}"
-    # The peer may be slower, and the client asks the first pod alone: stay until both have had an answer.
+    # The peer may be slower, and the client contacts only the first pod. Stay until both had an answer.
     served[PORT].wait(max(0.0, deadline_s - time.monotonic()))
     if rank == 0:
         served[CLOCK_PORT].wait(max(0.0, min(CLIENT_S, deadline_s - time.monotonic())))

@@ -1,4 +1,4 @@
-"""What trainings achieved: throughput and how it scales with ranks, waits, and lost time.
+"""Results of trainings: throughput, its scaling with ranks, waits, and lost time.
 
 Reads the metrics.jsonl of a run as sessions, each with its timed stretches of steps. A session lies
 between two starts: an attempt, or a job that resumed the run. Broken lines (from a kill in mid-write) and
@@ -6,7 +6,7 @@ lines of unknown kind are skipped. Imports no torch and nothing of windlass.trai
 
 A row is a run on one number of ranks, so a run that continued with fewer ranks has two. Ideal throughput
 is that of the fewest ranks, scaled by the number of ranks. `write_chart` draws throughput and efficiency
-for `windlass report --png`; matplotlib is imported only there.
+for `windlass report --png`, and is the only function that imports matplotlib.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import Any, BinaryIO
 from windlass import names
 from windlass.errors import SpecError
 
-_MAX_LINE_BYTES = 1 << 20  # a line has some kilobytes; a longer one is not read into memory
-_DEEPEST = 3  # folders below the one that was named: <jobs>/<job>/out/<run>
+_MAX_LINE_BYTES = 1 << 20  # lines have a few kilobytes, and longer ones are not read into memory
+_DEEPEST = 3  # levels of subfolders to search: <jobs>/<job>/out/<run>
 _MUCH_WAITING = 0.2
 _MAX_LOST_SHARE = 0.1
-_SAME_BATCH = 0.02  # a last step of an epoch may be smaller
+_SAME_BATCH = 0.02  # relative tolerance, because the last step of an epoch may be smaller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Steps since the line before, with their sums: what one line with meters says."""
+    """Steps between two lines with meters, with their sums."""
 
     last_step: int
     num_steps: int
@@ -52,17 +52,17 @@ class Stretch:
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """One start of a run, on some number of ranks."""
+    """One start of a run, with a fixed number of ranks."""
 
     world_size: int
     started_s: float
     ended_s: float
-    is_ok: bool | None = None  # None: it did not say how it ended
+    is_ok: bool | None = None  # None if the run did not record its end
     stretches: list[Stretch] = field(default_factory=list)
 
 
 def find_metrics_files(place: Path) -> list[Path]:
-    """The file itself, or those of the runs in a folder, by name."""
+    """Return the file itself, or the sorted metrics files of the runs in a folder."""
     if place.is_file():
         return [place]
     files = []
@@ -76,7 +76,7 @@ def find_metrics_files(place: Path) -> list[Path]:
 
 
 def read_sessions(path: Path) -> list[Session]:
-    """In the order in which they were written."""
+    """Return the sessions in the order in which they were written."""
     sessions: list[Session] = []
     last_attempt: object = None
     for line in _read_lines(path):
@@ -95,7 +95,7 @@ def read_sessions(path: Path) -> list[Session]:
 
 
 def _is_reported(stretch: Stretch, session: Session) -> bool:
-    """Meters that are read twice without a step between say the same twice."""
+    """Return whether a stretch repeats the last one, because meters were read twice without a step."""
     return bool(session.stretches) and stretch.last_step <= session.stretches[-1].last_step
 
 
@@ -114,7 +114,7 @@ def _read_lines(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _skip_line(file: BinaryIO, text: bytes) -> None:
-    """Read to the end of a line that is too long to be one of ours, a piece at a time."""
+    """Read to the end of an overlong line, one chunk at a time."""
     while text and not text.endswith(b"\n"):
         text = file.readline(_MAX_LINE_BYTES)
 
@@ -140,7 +140,7 @@ def _read_stretch(line: Mapping[str, Any]) -> Stretch | None:
 
 
 def _number(value: object) -> float:
-    """0 for what is no number, or none to count with."""
+    """Return a finite number as a float, and 0 for other values."""
     if isinstance(value, (int, float)) and abs(value) < float("inf"):
         return float(value)
     return 0.0
@@ -152,36 +152,36 @@ class TrainingRow:
 
     run: str
     num_ranks: int
-    num_steps: int  # each counted once, though it may have been done again
-    num_sessions: int  # how often it was started
+    num_steps: int  # repeated steps count once
+    num_sessions: int  # number of starts
     tokens_per_s: float | None
     samples_per_s: float | None
     step_p50_s: float
     data_wait_share: float
     mfu: float | None
     memory_peak_bytes: float
-    wall_s: float  # from the first start to the last line, with what was between sessions
-    productive_s: float  # of steps that were not done again
+    wall_s: float  # from the first start to the last line, including time between sessions
+    productive_s: float  # time of steps that were not repeated
     tokens_per_step: float | None = None
     samples_per_step: float | None = None
-    speed_up: float | None = None  # against the row of the fewest ranks
+    speed_up: float | None = None  # relative to the row with the fewest ranks
     efficiency: float | None = None  # speed-up as a share of the ideal one
 
     @property
     def productive_share(self) -> float:
-        """Effective training time: productive seconds of all seconds."""
+        """Effective training time: productive seconds as a share of all seconds."""
         return min(self.productive_s / self.wall_s, 1.0) if self.wall_s > 0 else 0.0
 
 
 def make_report_rows(run: str, sessions: Sequence[Session]) -> list[TrainingRow]:
-    """One row for each number of ranks that the run had steps on."""
+    """Return one row for each number of ranks on which the run did steps."""
     kept = _kept_shares(sessions)
     sizes = sorted({session.world_size for session in sessions if session.stretches})
     return [_make_row(run, size, sessions, kept) for size in sizes]
 
 
 def compare(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
-    """The same rows by ranks, with speed-up and efficiency where their throughputs have one unit."""
+    """Sort rows by ranks, and add speed-up and efficiency if all throughputs have the same unit."""
     ordered = sorted(rows, key=lambda row: (row.num_ranks, row.run))
     unit = common_unit(ordered)
     if not unit:
@@ -204,7 +204,7 @@ def _batch(row: TrainingRow, unit: str) -> float:
 
 
 def common_unit(rows: Sequence[TrainingRow]) -> str:
-    """`tokens` or `samples`: what all rows can be compared by; empty where there is none."""
+    """Return the unit in which all rows can be compared, `tokens` or `samples`, or an empty string."""
     for unit in ("tokens", "samples"):
         if rows and all(throughput(row, unit) for row in rows):
             return unit
@@ -216,7 +216,7 @@ def throughput(row: TrainingRow, unit: str) -> float | None:
 
 
 def find_remarks(rows: Sequence[TrainingRow]) -> Iterator[str]:
-    """What to look at first, in words."""
+    """Yield advice on the most important problems."""
     yield from _find_uncompared(rows)
     for row in rows:
         if row.data_wait_share >= _MUCH_WAITING:
@@ -277,12 +277,12 @@ def _make_row(
 
 
 def _without_warm_up(stretches: Sequence[Stretch]) -> Sequence[Stretch]:
-    """The first line of a session has compilation and cold caches in it: left out where others are enough."""
+    """Drop a session's first stretch, which includes compilation and cold caches, if enough others remain."""
     return stretches[1:] if len(stretches) > 2 else stretches
 
 
 def _kept_shares(sessions: Sequence[Session]) -> dict[int, float]:
-    """Of each stretch the share of steps that no later session did again, by the stretch's id()."""
+    """Return the share of each stretch's steps that no later session repeated, by the stretch's id()."""
     shares: dict[int, float] = {}
     redone_from = float("inf")
     for session in reversed(sessions):
@@ -295,17 +295,17 @@ def _kept_shares(sessions: Sequence[Session]) -> dict[int, float]:
 
 
 def check_can_draw() -> None:
-    """Before anything is read: whether there will be a chart."""
+    """Raise SpecError if no chart can be drawn, before anything is read."""
     _import("matplotlib.figure")
 
 
 def write_chart(rows: Sequence[TrainingRow], path: Path) -> None:
-    """rows: as `compare` returns them, the fewest ranks first."""
+    """Draw rows in the order of `compare`, with the fewest ranks first, and write a PNG."""
     unit = common_unit(rows)
     if not unit:
         raise SpecError(
-            "these runs cannot be drawn together: some count tokens, some samples, some neither",
-            hint="name runs of one kind, and give the meters' step() its tokens or samples",
+            "these runs cannot share a chart: some count tokens, some samples, some neither",
+            hint="choose runs that count the same, and pass tokens or samples to the meters' step()",
         )
     figure = _import("matplotlib.figure").Figure(figsize=(10, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -315,7 +315,7 @@ def write_chart(rows: Sequence[TrainingRow], path: Path) -> None:
         _import("matplotlib.backends.backend_agg").FigureCanvasAgg(figure).print_png(str(path))
     except OSError as error:
         raise SpecError(
-            f"{path} cannot be written: {error.strerror}", hint="name another --png FILE"
+            f"{path} cannot be written: {error.strerror}", hint="choose another --png FILE"
         ) from error
 
 
@@ -339,7 +339,7 @@ def _draw_throughput(axes: Any, rows: Sequence[TrainingRow], unit: str) -> None:
 
 
 def _lines(rows: Sequence[TrainingRow]) -> dict[str, list[TrainingRow]]:
-    """Rows that belong on one line: all of them, unless some number of ranks was run more than once."""
+    """Group rows into lines of the chart: one line, unless some number of ranks occurs more than once."""
     if len({row.num_ranks for row in rows}) == len(rows):
         return {"measured": list(rows)}
     return {
@@ -371,5 +371,5 @@ def _import(module: str) -> Any:
     except ImportError as error:
         raise SpecError(
             "--png needs matplotlib, which is not installed here",
-            hint="pip install matplotlib; the table and --json need nothing",
+            hint="pip install matplotlib; the table and --json do not need it",
         ) from error
