@@ -78,12 +78,12 @@ class ReadHold(Protocol):
 def read_condition_end(body: Object, *, complete: str = "Complete") -> ObjectEnd | None:
     """Return the end of an object from its conditions: `complete` or Failed."""
     for kind in (complete, "Failed"):
-        said = condition_of(body, kind)
-        if is_true(said):
-            why = (str(said[key]) for key in ("reason", "message") if said.get(key))
+        condition = condition_of(body, kind)
+        if is_true(condition):
+            why = (str(condition[key]) for key in ("reason", "message") if condition.get(key))
             return ObjectEnd(
                 is_complete=kind == complete,
-                at_s=read_time(said.get("lastTransitionTime")),
+                at_s=read_time(condition.get("lastTransitionTime")),
                 message=": ".join(why),
             )
     return None
@@ -382,9 +382,9 @@ class Dialect:
             and self.index_in_name(str(one["involvedObject"].get("name")), name_of(body))
             is not None
         ]
-        heard_s = max(map(event_last_s, pods), default=0.0)
+        last_event_s = max(map(event_last_s, pods), default=0.0)
         return find_idle_operator(
-            body, self.kind.name, self.operator, events, num_pods=num_pods, since_s=heard_s
+            body, self.kind.name, self.operator, events, num_pods=num_pods, since_s=last_event_s
         )
 
     def _advise(self, blocker: Blocker) -> Blocker:

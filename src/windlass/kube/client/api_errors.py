@@ -95,13 +95,13 @@ def read_refusal(code: int, body: bytes, *, asked: str, where: ClusterPlace) -> 
     """Return the error for a failed request. `asked` is like "create secrets/a in namespace x"."""
     text, reason = _read_status(code, body)
     if code == 401:
-        return _not_known(text, where)
+        return _make_unauthorized(text, where)
     if code == 403:
-        return _not_allowed(text, reason, asked=asked, where=where)
+        return _make_forbidden(text, reason, asked=asked, where=where)
     if code == 404:
-        return _not_there(text, reason, asked=asked, where=where)
+        return _make_not_found(text, reason, asked=asked, where=where)
     if code >= 500 and (webhook := _WEBHOOK_CALL.search(text)):
-        return _not_judged(webhook, code, reason, asked=asked, where=where)
+        return _make_webhook_error(webhook, code, reason, asked=asked, where=where)
     kind, hint = ClusterError, "check the state of the cluster, then try again"
     if code == 409:
         kind = Conflict
@@ -127,7 +127,7 @@ def _read_status(code: int, body: bytes) -> tuple[str, str]:
     return f"HTTP {code}" + (f": {text}" if text else ""), ""
 
 
-def _not_known(text: str, where: ClusterPlace) -> Unauthorized:
+def _make_unauthorized(text: str, where: ClusterPlace) -> Unauthorized:
     return Unauthorized(
         f"{where} does not accept your login: {text}",
         hint="it may have expired: log in again; `kubectl auth whoami` shows whether it worked",
@@ -136,7 +136,7 @@ def _not_known(text: str, where: ClusterPlace) -> Unauthorized:
     )
 
 
-def _not_allowed(text: str, reason: str, *, asked: str, where: ClusterPlace) -> ClusterError:
+def _make_forbidden(text: str, reason: str, *, asked: str, where: ClusterPlace) -> ClusterError:
     match = _MAY_NOT.search(text)
     if match is None:
         # Quota, Pod Security and webhooks also answer 403, but a Role would not help.
@@ -147,7 +147,7 @@ def _not_allowed(text: str, reason: str, *, asked: str, where: ClusterPlace) -> 
             reason=reason,
         )
     if match["user"] == "system:anonymous":
-        return _not_known("no login was sent", where)
+        return _make_unauthorized("no login was sent", where)
     if match["path"]:
         what = f"{match['verb']} {match['path']}"
     else:
@@ -158,7 +158,7 @@ def _not_allowed(text: str, reason: str, *, asked: str, where: ClusterPlace) -> 
     return Forbidden(f"you may not {what}", hint=hint, code=403, reason="Forbidden")
 
 
-def _not_judged(
+def _make_webhook_error(
     webhook: re.Match[str], code: int, reason: str, *, asked: str, where: ClusterPlace
 ) -> ClusterError:
     """Return the error for a webhook that does not answer. The object itself was not rejected."""
@@ -173,7 +173,7 @@ def _not_judged(
     )
 
 
-def _not_there(text: str, reason: str, *, asked: str, where: ClusterPlace) -> NotFound:
+def _make_not_found(text: str, reason: str, *, asked: str, where: ClusterPlace) -> NotFound:
     if missing := _NO_NAMESPACE.fullmatch(text):
         return NotFound(
             f"could not {asked}: there is no namespace {missing['name']}",

@@ -88,8 +88,8 @@ def read_waiting(
     """
     queue = labels_of(job)[names.LABEL_QUEUE]
     if queues is not None and queue not in queues:
-        return _say_missing(queue, sorted(queues), since_s)
-    why = _last_word_of_kueue(f"{prefix}{name_of(job)}-", events)
+        return _make_missing_queue(queue, sorted(queues), since_s)
+    why = _read_last_message(f"{prefix}{name_of(job)}-", events)
     if never := _why_never(why):
         resource, sentence = never
         flag = flag_for(resource)
@@ -108,7 +108,7 @@ def read_waiting(
     )
 
 
-def _say_missing(queue: str, queues: Sequence[str], since_s: float) -> Blocker:
+def _make_missing_queue(queue: str, queues: Sequence[str], since_s: float) -> Blocker:
     more = f" and {len(queues) - _MAX_NAMED} more" if len(queues) > _MAX_NAMED else ""
     there = f"there are: {', '.join(queues[:_MAX_NAMED])}{more}" if queues else "there are none"
     hint = "use another --queue, or have an admin make this LocalQueue"
@@ -140,19 +140,19 @@ def _why_never(why: str) -> tuple[str, str] | None:
     )
 
 
-def _last_word_of_kueue(prefix: str, events: Sequence[Object]) -> str:
+def _read_last_message(prefix: str, events: Sequence[Object]) -> str:
     """Return the newest message of Kueue about an object, from the events of its Workload.
 
     Unlike Workloads, events need no further right.
     """
-    said = [
+    messages = [
         event
         for event in events
         if event.get("involvedObject", {}).get("kind") == "Workload"
         and str(event["involvedObject"].get("name", "")).startswith(prefix)
         and event.get("reason") in ("Pending", "Preempted", "Evicted")
     ]
-    last = max(said, key=event_last_s, default={})
+    last = max(messages, key=event_last_s, default={})
     return " ".join(str(last.get("message", "")).split())
 
 
@@ -176,12 +176,12 @@ def find_idle_operator(
     # The objects between it and the pods have the same name.
     about = [one for one in events if one.get("involvedObject", {}).get("name") == name_of(body)]
     warnings = sorted((one for one in about if one.get("type") == "Warning"), key=event_last_s)
-    said = " ".join(str(warnings[-1].get("message", "")).split()) if warnings else ""
+    warning = " ".join(str(warnings[-1].get("message", "")).split()) if warnings else ""
     object_name = f"{kind} {name_of(body)}"
     return Blocker(
         reason=OPERATOR_IDLE,
         message=f"{operator} has not made {missing} of {object_name}"
-        f"{f', and says: {said}' if said else ': is its controller running?'}",
+        f"{f', and says: {warning}' if warning else ': is its controller running?'}",
         hint=f"kubectl describe {kind.lower()} {name_of(body)} shows what it did; "
         "ask an admin of the cluster to look at it, or use --engine kubernetes",
         since_s=max(created_s(body), resumed_s, since_s),

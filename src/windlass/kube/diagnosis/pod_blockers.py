@@ -77,9 +77,9 @@ def find_pod_blockers(
     return sorted(_merge(blockers), key=lambda blocker: (blocker.rank, blocker.since_s))
 
 
-def _make(said: Diagnosis, *, pod: str = "", since_s: float = 0.0) -> Blocker:
+def _make(found: Diagnosis, *, pod: str = "", since_s: float = 0.0) -> Blocker:
     return Blocker(
-        reason=said.reason, message=said.message, hint=said.hint, pod=pod, since_s=since_s
+        reason=found.reason, message=found.message, hint=found.hint, pod=pod, since_s=since_s
     )
 
 
@@ -90,10 +90,10 @@ def _merge(blockers: Sequence[Blocker]) -> Iterator[Blocker]:
         groups.setdefault((blocker.reason, blocker.message), []).append(blocker)
     for (reason, message), same in groups.items():
         first = min(same, key=lambda blocker: (blocker.since_s, blocker.pod))
-        who = _name_pods([blocker.pod for blocker in same if blocker.pod])
+        pods = _name_pods([blocker.pod for blocker in same if blocker.pod])
         yield Blocker(
             reason=reason,
-            message=f"{who}{message}",
+            message=f"{pods}{message}",
             hint=first.hint,
             pod=first.pod,
             since_s=first.since_s,
@@ -119,11 +119,11 @@ def _find_uncreated(
     failures = events_of(events, maker.kind, maker.name, *_REFUSED)
     if present >= wanted or not failures or event_last_s(failures[-1]) < maker.created_s:
         return
-    said = diagnose_create(str(failures[-1].get("message", "")))
+    found = diagnose_create(str(failures[-1].get("message", "")))
     missing = wanted - present
-    message = f"{missing} of {wanted} pods cannot be created: {said.message}{_left(said, quotas)}"
-    said = Diagnosis(reason=said.reason, message=message, hint=said.hint)
-    yield _make(said, since_s=event_first_s(failures[0]))
+    message = f"{missing} of {wanted} pods cannot be created: {found.message}{_left(found, quotas)}"
+    found = Diagnosis(reason=found.reason, message=message, hint=found.hint)
+    yield _make(found, since_s=event_first_s(failures[0]))
 
 
 def _find_uncreated_workers(
@@ -137,15 +137,15 @@ def _find_uncreated_workers(
     newest_s = max((created_s(pod) for pod in pods), default=maker.created_s)
     if not failures or event_last_s(failures[-1]) < newest_s:
         return
-    said = diagnose_create(str(failures[-1].get("message", "")))
-    message = f"pods of workers cannot be created: {said.message}{_left(said, quotas)}"
-    said = Diagnosis(reason=said.reason, message=message, hint=said.hint)
-    yield _make(said, since_s=event_first_s(failures[0]))
+    found = diagnose_create(str(failures[-1].get("message", "")))
+    message = f"pods of workers cannot be created: {found.message}{_left(found, quotas)}"
+    found = Diagnosis(reason=found.reason, message=message, hint=found.hint)
+    yield _make(found, since_s=event_first_s(failures[0]))
 
 
-def _left(said: Diagnosis, quotas: Sequence[Object]) -> str:
+def _left(found: Diagnosis, quotas: Sequence[Object]) -> str:
     """Name the other exhausted limits of a quota, since the event names only the first one."""
-    if said.reason != reasons.QUOTA:
+    if found.reason != reasons.QUOTA:
         return ""
     full = []
     for quota in quotas:
@@ -156,7 +156,7 @@ def _left(said: Diagnosis, quotas: Sequence[Object]) -> str:
         full += [
             f"{name} {used[name]} of {limit}"
             for name, limit in hard.items()
-            if name not in said.message and limit not in ("0", 0) and used.get(name) == limit
+            if name not in found.message and limit not in ("0", 0) and used.get(name) == limit
         ]
     return f"; also used up: {', '.join(full)}" if full else ""
 
@@ -196,16 +196,16 @@ def _find_in_pods(
         if (lost := _read_lost(pod)) is not None:
             yield lost
         elif scheduled.get("reason") == "Unschedulable":
-            said = _diagnose_once(known, pod, str(scheduled.get("message", "")), nodes)
-            said = _name_claim(said, pod, claims)
+            found = _diagnose_once(known, pod, str(scheduled.get("message", "")), nodes)
+            found = _name_claim(found, pod, claims)
             yield _make(
-                said, pod=name, since_s=read_time(scheduled["lastTransitionTime"]) or since_s
+                found, pod=name, since_s=read_time(scheduled["lastTransitionTime"]) or since_s
             )
         elif scheduled.get("reason") == "SchedulingGated":
             message = "the scheduler may not place it yet: it has a scheduling gate"
             hint = "a queue like Kueue lifts it; kubectl describe pod shows which gate"
-            said = Diagnosis(reason=reasons.GATED, message=message, hint=hint)
-            yield _make(said, pod=name, since_s=since_s)
+            found = Diagnosis(reason=reasons.GATED, message=message, hint=hint)
+            yield _make(found, pod=name, since_s=since_s)
         elif (diagnosis := diagnose_container(pod)) is not None:
             yield _make(diagnosis, pod=name, since_s=since_s)
         elif from_events := list(
@@ -222,8 +222,8 @@ def _read_start_errors(pods: Sequence[Object]) -> Iterator[Blocker]:
     for pod in pods:
         terminated = container_of(pod).get("state", {}).get("terminated") or {}
         text = " ".join(str(terminated.get("message") or "").split())
-        if said := diagnose_start(image_of(pod), text):
-            yield _make(said, pod=name_of(pod), since_s=created_s(pod))
+        if found := diagnose_start(image_of(pod), text):
+            yield _make(found, pod=name_of(pod), since_s=created_s(pod))
             return
 
 
@@ -246,10 +246,10 @@ def _read_lost(pod: Object) -> Blocker | None:
     )
 
 
-def _name_claim(said: Diagnosis, pod: Object, claims: Sequence[Object]) -> Diagnosis:
+def _name_claim(found: Diagnosis, pod: Object, claims: Sequence[Object]) -> Diagnosis:
     """Name the unbound claim, which the scheduler does not report, from the pod and the claims."""
-    if said.reason != reasons.VOLUME or '"' in said.message:
-        return said
+    if found.reason != reasons.VOLUME or '"' in found.message:
+        return found
     volumes = pod.get("spec", {}).get("volumes") or ()
     used = {(v.get("persistentVolumeClaim") or {}).get("claimName") for v in volumes} - {None}
     pending = [c for c in claims if c.get("status", {}).get("phase") != "Bound"]
@@ -261,10 +261,10 @@ def _name_claim(said: Diagnosis, pod: Object, claims: Sequence[Object]) -> Diagn
         f"the volume claim {quoted}{of_class} is not bound: nothing has provided its volume yet"
     )
     hint = f"kubectl describe pvc {' '.join(names_of)} shows why. Often its storage class does not exist"
-    return Diagnosis(reason=said.reason, message=message, hint=hint) if names_of else said
+    return Diagnosis(reason=found.reason, message=message, hint=hint) if names_of else found
 
 
-def _is_passing(event: Object) -> bool:
+def _is_retried_by_node(event: Object) -> bool:
     """Return whether the node retries by itself, because it has not yet seen a Secret or ConfigMap."""
     return "cache: timed out waiting" in str(event.get("message", ""))
 
@@ -274,26 +274,28 @@ def _read_events(pod: Object, events: Sequence[Object]) -> Iterator[Blocker]:
     name = name_of(pod)
     pod_events = events_of(events, "Pod", name)
     failed = [
-        event for event in pod_events if event.get("reason") in _MOUNT and not _is_passing(event)
+        event
+        for event in pod_events
+        if event.get("reason") in _MOUNT and not _is_retried_by_node(event)
     ]
     if failed and pod_events[-1] is failed[-1]:  # otherwise a retry succeeded
         text = " ".join(str(failed[-1].get("message", "")).split())
-        said = Diagnosis(
+        found = Diagnosis(
             reason=reasons.MOUNT,
             message=f"a volume cannot be mounted: {text}",
             hint="correct --volume or --secret, or make what is missing",
         )
-        yield _make(said, pod=name, since_s=event_first_s(failed[0]))
+        yield _make(found, pod=name, since_s=event_first_s(failed[0]))
         return
     pulls = [event for event in pod_events if event.get("reason") in ("Pulling", "Pulled")]
     if pulls and pulls[-1].get("reason") == "Pulling":
         image = str(pod["spec"]["containers"][0].get("image", ""))
-        said = Diagnosis(
+        found = Diagnosis(
             reason=reasons.PULLING,
             message=f"the node is pulling the image {image}",
             hint="a big image takes minutes the first time on a node",
         )
-        yield _make(said, pod=name, since_s=event_first_s(pulls[-1]))
+        yield _make(found, pod=name, since_s=event_first_s(pulls[-1]))
 
 
 def _find_crashes(
@@ -307,12 +309,12 @@ def _find_crashes(
         last = dead[-1]
         words = describe_exit(container_of(last)["state"]["terminated"])
         line = last_lines.get(name_of(last), "").strip()
-        said = Diagnosis(
+        found = Diagnosis(
             reason=reasons.CRASH_LOOP,
             message=f"its pod ended {len(dead)} times: {words}{f', {line}' if line else ''}",
             hint="windlass logs JOB shows its last words",
         )
-        yield _make(said, pod=name_of(last), since_s=created_s(dead[0]))
+        yield _make(found, pod=name_of(last), since_s=created_s(dead[0]))
 
 
 def _ended_by_error(pod: Object) -> bool:

@@ -327,8 +327,8 @@ def _read_terminated(pod: Object, terminated: Object) -> tuple[str, str] | None:
     if reason == "OOMKilled":
         return OUT_OF_MEMORY, f"ran out of memory{_memory_limit(pod)}"
     if reason in _START_ERRORS:
-        said = diagnose_start(image_of(pod), text)
-        words = said.message if said else text or reason
+        diagnosis = diagnose_start(image_of(pod), text)
+        words = diagnosis.message if diagnosis else text or reason
         return START_ERROR, f"could not be started: {words}"
     is_ours = names.LABEL_JOB in labels_of(pod)
     if code == 0 or (is_ours and code == names.EXIT_FAILED_WORK):

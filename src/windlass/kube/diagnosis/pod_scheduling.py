@@ -110,7 +110,7 @@ def diagnose(pod: Object, sentence: str, *, nodes: Sequence[Object] = ()) -> Dia
     is_too_big = _TOO_BIG in sentence and "No preemption victims" not in sentence
     counts = "; ".join(_count_lacking(cause, num_nodes, is_too_big) for cause in lacking)
     biggest = _describe_biggest(nodes, [cause.resource for cause in lacking])
-    others = "".join(f"; {_say_cause(c, num_nodes)}" for c in causes if not c.resource)
+    others = "".join(f"; {_describe_cause(c, num_nodes)}" for c in causes if not c.resource)
     asks = f"each pod wants {wanted}" if wanted else "each pod wants more"
     hint = _hint_lacking([cause.resource for cause in lacking], is_too_big)
     if any("untolerated taint" in cause.text for cause in causes):
@@ -198,7 +198,7 @@ _PLACES = (
 )
 
 
-def _say_cause(cause: Cause, num_nodes: int) -> str:
+def _describe_cause(cause: Cause, num_nodes: int) -> str:
     for mark, words, _ in _PLACES:
         if mark in cause.text and cause.num_nodes is not None:
             taint = re.search(r"\{[^}]*\}", cause.text)
@@ -237,10 +237,10 @@ def _diagnose_place(
 ) -> Diagnosis:
     texts = [cause.text for cause in causes]
     flags = [f for mark, _, f in _PLACES if f and any(mark in text for text in texts)]
-    said = "; ".join(_say_cause(cause, num_nodes) for cause in causes)
+    causes_text = "; ".join(_describe_cause(cause, num_nodes) for cause in causes)
     wanted = pod.get("spec", {}).get("nodeSelector") or {}
     labels = ", ".join(f"{key}={value}" for key, value in wanted.items())
-    message = f"no node is suitable: {said}" if said else "no node is suitable"
+    message = f"no node is suitable: {causes_text}" if causes_text else "no node is suitable"
     if labels and "--node-selector" in flags:
         message += f" (requested: {labels})"
     advice = _advise_toleration(find_taints(texts, nodes))
