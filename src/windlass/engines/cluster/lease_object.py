@@ -1,6 +1,6 @@
 """Lease of a job as a cluster object: a Job without pods that owns other objects of the job.
 
-A Job that wants no completions is complete at once. Kubernetes deletes it after its time to live,
+A Job that wants no completions is complete immediately. Kubernetes deletes it after its time to live,
 and then collects the objects that it owns. So an abandoned job is cleaned up although no program
 of Windlass runs in the cluster:
 

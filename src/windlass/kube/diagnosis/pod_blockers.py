@@ -312,7 +312,7 @@ def _find_crashes(
         found = Diagnosis(
             reason=reasons.CRASH_LOOP,
             message=f"its pod ended {len(dead)} times: {words}{f', {line}' if line else ''}",
-            hint="windlass logs JOB shows its last words",
+            hint="windlass logs JOB shows its last lines",
         )
         yield _make(found, pod=name_of(last), since_s=created_s(dead[0]))
 
