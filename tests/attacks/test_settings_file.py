@@ -136,7 +136,7 @@ def test_search_stops_at_a_world_writable_folder(tmp_path, caplog, mode):
     assert _read(shared / "project").nodes == 1
     for folder in (shared, tmp_path):
         assert (
-            f"{folder / 'windlass.toml'} is ignored: anybody may write to {shared}" in caplog.text
+            f"{folder / 'windlass.toml'} is ignored: any user may write to {shared}" in caplog.text
         )
 
 

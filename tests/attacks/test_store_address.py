@@ -56,9 +56,8 @@ def check_private(results):
 def test_other_users_cannot_join_the_ranks_of_a_job(start):
     results = wl.run(meet_and_read_store, procs=2, quiet=True, start=start)
     check_private(results)
-    assert results[0]["has_client"] == (
-        start == "fork"
-    )  # a script may open a client, as under torchrun
+    # a script may open a client, as under torchrun
+    assert results[0]["has_client"] == (start == "fork")
 
 
 def test_other_users_cannot_join_the_ranks_of_a_call():

@@ -1,7 +1,7 @@
-"""The tests of warm compute run once for every engine; without a cluster, once less.
+"""Fixtures of the warm compute tests, which run once per engine, or only locally without a cluster.
 
-Starting nodes takes seconds, so a module's tests share `warm`, one compute with nodes that stay, and only
-those that change or end nodes `make` their own. So the home is the module's, too.
+Starting nodes takes seconds, so the tests of a module share one compute, `warm`. Tests that change or end
+nodes `make` their own. Therefore the home belongs to the module too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A home of the module's own; afterwards nothing of its computes may be running."""
+    """Set a home for the module, and check afterwards that none of its computes is still running."""
     folder = tmp_path_factory.mktemp("warm") / "home"
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
@@ -62,14 +62,14 @@ def on(request: pytest.FixtureRequest, home: Path) -> Iterator[Ground]:
 
 @pytest.fixture(scope="module")
 def warm(on: Ground) -> Iterator[kt.Compute]:
-    """Nodes that the tests of a module share."""
+    """Yield a compute that the tests of a module share."""
     yield on.make()
     on.clean()
 
 
 @pytest.fixture
 def make(on: Ground) -> Iterator[Callable[..., kt.Compute]]:
-    """Computes of a test's own."""
+    """Yield a function that makes computes for one test."""
     ground = Ground(on.engine, on.space)
     yield ground.make
     ground.clean()
@@ -77,13 +77,13 @@ def make(on: Ground) -> Iterator[Callable[..., kt.Compute]]:
 
 @pytest.fixture
 def shared(on: Ground, tmp_path: Path) -> SharedFolder:
-    """A folder that ranks and the test both see."""
+    """Return a folder that both ranks and the test see."""
     return make_shared(on.space.files if on.space else None, tmp_path)
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """A project of the test's own, which is also where it is called from."""
+    """Create a project for one test, and make it the working directory."""
     folder = tmp_path / "project"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -98,7 +98,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 @pytest.fixture
 def start_client(tmp_path: Path) -> Iterator[Callable[[kt.Compute, str], Client]]:
-    """Other processes that use a compute; killed at the end."""
+    """Yield a function that starts another process as a client of a compute. Kills them all at the end."""
     clients: list[Client] = []
 
     def start(compute: kt.Compute, code: str) -> Client:

@@ -1,7 +1,7 @@
-"""The lines of the API, as users write them.
+"""Snippets of the API as users write them.
 
-What they ask for is made to fit where they run: a cluster of two machines has 16 GPUs in name, and no memory
-for four times 512Gi.
+Their requests are adapted to the test bed. A cluster of two machines pretends to have 16 GPUs, and does not
+have four times 512Gi of memory.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def train_fn(project):
 
 
 @pytest.fixture
-def gone(on):
-    """Takes down what a test gives it."""
+def tear_down_later(on):
+    """Yield a function that registers a remote for teardown at the end."""
     made = []
     yield made.append
     for remote in made:
@@ -48,20 +48,20 @@ def gone(on):
 
 @pytest.mark.crowd  # 32 ranks with torch on one machine
 @pytest.mark.local_only("two machines have no 2 TiB of memory")
-def test_the_first_lines(on, train_fn, gone):
+def test_first_snippet(on, train_fn, tear_down_later):
     image = kt.images.pytorch("24.08-py3")
     compute = kt.Compute(gpus=8, memory="512Gi", image=image, pretend_gpus=True)
     remote_train = kt.fn(train_fn).to(compute).distribute(framework="pytorch", workers=4)
-    gone(remote_train)
+    tear_down_later(remote_train)
     results = remote_train()
     assert results == [(rank, 32) for rank in range(32)]
 
 
 @pytest.mark.cluster_only("with the memory and the GPUs of the testbed")
-def test_the_first_lines_on_pods(on, train_fn, gone):
+def test_first_snippet_on_pods(on, train_fn, tear_down_later):
     compute = kt.Compute(gpus=8, memory="2Gi", image=kt.images.pytorch("24.08-py3"))
     remote_train = kt.fn(train_fn).to(compute).distribute(framework="pytorch", workers=2)
-    gone(remote_train)
+    tear_down_later(remote_train)
     results = remote_train()
     assert results == [(rank, 16) for rank in range(16)]
 
@@ -85,18 +85,18 @@ def test_pod_ips(warm, project):
 
 
 @pytest.mark.long
-def test_a_volume_on_a_compute_that_is_distributed(on, gone):
+def test_volume_on_a_distributed_compute(on, tear_down_later):
     where = {} if on.space is None else {"storage_class": "shared-disk"}
     vol = kt.Volume(
         name="shared-data", size="1Gi", mount_path="/data", access_mode="ReadWriteMany", **where
     )
     compute = kt.Compute(name="t-volumes", volumes=[vol]).distribute(framework="spmd", workers=2)
     remote = kt.fn(tasks.whoami).to(compute)
-    gone(remote)
+    tear_down_later(remote)
     assert [each["rank"] for each in remote()] == [0, 1]
 
 
-def test_decorated(on, project, gone):
+def test_decorated(on, project, tear_down_later):
     project.write(
         "{stem}.py",
         """
@@ -110,7 +110,7 @@ def test_decorated(on, project, gone):
         """,
     )
     train = project.load("{stem}").train
-    gone(train.deploy())
+    tear_down_later(train.deploy())
     assert train() == [0, 1]
     assert kt.get("train")() == [0, 1]
 
@@ -130,14 +130,14 @@ def check_own_methods(remote):
 
 
 @pytest.mark.parametrize("target", [tasks.Awkward, tasks.StillAwkward])
-def test_methods_of_a_class_that_have_our_names_are_its_own(warm, target):
+def test_class_methods_shadow_remote_methods(warm, target):
     remote = kt.cls(target).options(timeout=100).to(warm)
     check_own_methods(remote)
     check_own_methods(remote.to(warm))
 
 
 @pytest.mark.long
-def test_a_deployed_class_keeps_methods_of_our_names(on, make, project):
+def test_deployed_class_methods_shadow_remote_methods(on, make, project):
     compute = make()
     decorated = f"@kt.compute(name={compute.name!r}, inactivity_ttl=240)"
     source = f"import windlass as kt\n{decorated}\n{inspect.getsource(tasks.Awkward)}"
@@ -149,7 +149,7 @@ def test_a_deployed_class_keeps_methods_of_our_names(on, make, project):
 
 
 @pytest.mark.long
-def test_objects_that_can_be_called_can_be_called_by_a_deployed_name(on, make, project):
+def test_callable_objects_are_called_by_their_deployed_name(on, make, project):
     compute = make()
     project.write(
         "{stem}.py",
@@ -174,12 +174,12 @@ def test_objects_that_can_be_called_can_be_called_by_a_deployed_name(on, make, p
         kt.get("Silent")(21)
 
 
-def test_ours_are_ours_where_a_class_has_none_of_that_name(warm):
+def test_remote_methods_work_if_the_class_has_none_of_that_name(warm):
     counter = kt.cls(tasks.Counter, name="ours").to(warm)
     assert counter.name == "ours"
     assert counter.options(timeout=50).add(2) == 2
     assert counter.add.submit(1).result() == 3
 
 
-def test_every_name_of_ours_is_left_to_a_class_that_has_it():
+def test_remote_names_lists_every_public_name():
     assert {name for name in vars(Remote) if not name.startswith("_")} == set(REMOTE_NAMES)

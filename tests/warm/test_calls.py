@@ -1,4 +1,4 @@
-"""Calling: what returns, who runs, how long, in which form; what is raised."""
+"""Calls: return values, ranks, time limits, forms of calls, and exceptions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from waits import wait_for
 import windlass as kt
 
 
-def test_alone_it_returns_the_bare_value(warm):
+def test_single_rank_returns_the_bare_value(warm):
     remote = kt.fn(tasks.echo).to(warm)
     assert remote(1, word="two") == ((1,), {"word": "two"})
     assert remote() == ((), {})
 
 
-def test_distributed_it_returns_a_list_in_rank_order_and_node_0_stays(warm):
+def test_distributed_call_returns_a_list_in_rank_order(warm):
     alone = kt.fn(tasks.whoami).to(warm)
     before = alone()
     found = alone.distribute("spmd", workers=2, procs=2)()
@@ -32,7 +32,7 @@ def test_distributed_it_returns_a_list_in_rank_order_and_node_0_stays(warm):
     assert alone()["agent"] == before["agent"]
 
 
-def test_distribute_on_the_compute_means_the_same(warm):
+def test_distribute_on_the_compute(warm):
     found = kt.fn(tasks.whoami).to(warm.distribute("spmd", workers=2))()
     assert [each["rank"] for each in found] == [0, 1]
     assert len({each["agent"] for each in found}) == 2
@@ -54,13 +54,13 @@ def test_collect_head_returns_the_value_of_rank_0(warm):
 
 def test_chosen_ranks_are_a_world_of_their_own(warm):
     remote = kt.fn(tasks.whoami).to(warm).distribute("spmd", workers=2, procs=2)
-    everybody = remote()
+    all_ranks = remote()
     found = remote(ranks=[1, 3])
     assert [(each["rank"], each["world"], each["local_rank"]) for each in found] == [
         (0, 2, 0),
         (1, 2, 0),
     ]
-    assert [each["agent"] for each in found] == [everybody[1]["agent"], everybody[3]["agent"]]
+    assert [each["agent"] for each in found] == [all_ranks[1]["agent"], all_ranks[3]["agent"]]
     assert len(remote()) == 4
 
 
@@ -69,7 +69,7 @@ def test_chosen_ranks_of_another_node_form_a_group(warm):
     assert remote(1, ranks=[2, 3]) == [3, 3]
 
 
-def test_ranks_that_are_not_there_are_refused(warm):
+def test_unknown_ranks_are_refused(warm):
     remote = kt.fn(tasks.whoami).to(warm).distribute("spmd", workers=2)
     with pytest.raises(kt.WindlassError, match="there is no rank 5 of 2"):
         remote(ranks=[5])
@@ -86,7 +86,7 @@ def test_a_command_runs_once_on_every_node(warm, capfd):
     assert capfd.readouterr().out.count("here\n") == 2
 
 
-def test_what_ranks_print_is_shown(warm, capfd):
+def test_output_of_ranks_is_shown(warm, capfd):
     kt.fn(tasks.say).to(warm)("alone")
     assert capfd.readouterr().out == "alone from 0\n"
     kt.fn(tasks.say).to(warm).distribute("spmd", workers=2)("both")
@@ -134,7 +134,7 @@ def test_the_logs_of_a_submitted_call(warm):
     }
 
 
-def test_acall_leaves_the_loop_free(warm):
+def test_acall_does_not_block_the_loop(warm):
     remote = kt.fn(tasks.take_time).to(warm)
 
     async def call_two():
@@ -157,11 +157,11 @@ def test_a_timeout_ends_the_call_and_the_next_one_works(warm, shared):
     assert remote(f"{shared.path}/started", f"{shared.path}/go", timeout=60)
 
 
-def test_a_parameter_called_timeout_is_the_functions_own(warm):
+def test_timeout_parameter_belongs_to_the_function(warm):
     assert kt.fn(tasks.own_timeout).to(warm)(timeout=0.001) == 0.001
 
 
-def test_a_generator_of_rank_0_is_streamed_as_it_comes(warm, shared):
+def test_generator_of_rank_0_is_streamed_immediately(warm, shared):
     remote = kt.fn(tasks.count_slowly).to(warm)
     words = remote(shared.path, stream=True)
     assert next(words) == "first"
@@ -171,14 +171,14 @@ def test_a_generator_of_rank_0_is_streamed_as_it_comes(warm, shared):
     assert list(distributed(3, stream=True)) == [0, 1, 2]
 
 
-def test_a_stream_that_raises_gives_what_came_before(warm):
+def test_stream_that_raises_yields_earlier_items(warm):
     found = kt.fn(tasks.yield_and_raise).to(warm)(stream=True)
     assert next(found) == 1
     with pytest.raises(tasks.Wrong, match="after one"):
         next(found)
 
 
-def test_a_stream_nobody_reads_to_its_end_is_cancelled(warm, shared):
+def test_closed_stream_is_cancelled(warm, shared):
     words = kt.fn(tasks.count_slowly).to(warm)(shared.path, stream=True)
     assert next(words) == "first"
     words.close()
@@ -186,7 +186,7 @@ def test_a_stream_nobody_reads_to_its_end_is_cancelled(warm, shared):
 
 
 def test_a_stream_waits_for_a_slow_reader(on, project, warm, shared):
-    """What it yields ahead is bounded: 4 MiB, and what lies in the sockets of all that pass it on."""
+    """The generator runs ahead by 4 MiB at most, plus the socket buffers on the way."""
     project.write(
         "{stem}.py",
         """
@@ -199,20 +199,20 @@ def test_a_stream_waits_for_a_slow_reader(on, project, warm, shared):
     )
     pieces = kt.fn(project.load("{stem}").pieces).to(warm)(f"{shared.path}/yielded", stream=True)
     next(pieces)
-    for _ in range(300):  # in this time it would come to its end
+    for _ in range(300):  # long enough for an unlimited generator to finish
         on.info(warm)
-    assert 0 < yielded(shared) < 300
+    assert 0 < count_yielded(shared) < 300
     assert sum(1 for _ in pieces) == 399
 
 
-def yielded(shared):
+def count_yielded(shared):
     return len(shared.read("yielded"))
 
 
-# -- what is raised ------------------------------------------------------------------------------
+# -- exceptions ----------------------------------------------------------------------------------
 
 
-def test_an_exception_comes_back_as_itself_with_its_traceback(warm):
+def test_exception_keeps_its_type_and_traceback(warm):
     remote = kt.fn(tasks.fail).to(warm).distribute("spmd", workers=2)
     with pytest.raises(tasks.Wrong) as caught:
         remote(1)
@@ -232,20 +232,20 @@ def test_an_exception_of_a_submitted_call(warm):
     assert verdict.rank == 0
 
 
-def test_leaving_early_is_not_a_success(warm):
+def test_exiting_early_is_not_a_success(warm):
     remote = kt.fn(tasks.leave).to(warm).distribute("spmd", workers=2)
     with pytest.raises(kt.RankFailed, match="rank 1"):
         remote(1, 3)
     assert remote(0, 0) == [None, None]
 
 
-def test_wrong_arguments_are_refused_here(warm):
+def test_wrong_arguments_are_refused_by_the_client(warm):
     remote = kt.fn(tasks.take_time).to(warm)
     with pytest.raises(kt.SpecError, match="take_time cannot be called"):
         remote()
 
 
-def test_what_cannot_travel_is_named(warm):
+def test_unpicklable_argument_is_named(warm):
     import threading
 
     remote = kt.fn(tasks.echo).to(warm)
@@ -258,7 +258,7 @@ def test_what_cannot_travel_is_named(warm):
 
 
 @pytest.mark.parametrize("keep", ["", "process"])
-def test_an_exception_whose_constructor_wants_more_keeps_its_type(warm, keep):
+def test_exception_with_extra_arguments_keeps_its_type(warm, keep):
     with pytest.raises(tasks.Demanding, match="as asked!") as caught:
         kt.fn(tasks.demand, keep=keep).to(warm)("as asked", 7)
     assert caught.value.code == 7

@@ -1,4 +1,4 @@
-"""A compute's life: used again, changed in place, replaced, taken down, ended for lack of calls."""
+"""Life of a compute: it is reused, changed in place, replaced, torn down, and ended by inactivity."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ WAIT_S = 120.0
         ("node_selectors", "node_selector"),
     ],
 )
-def test_a_wrong_keyword_names_the_nearest(wrong, right):
+def test_wrong_keyword_suggests_the_nearest(wrong, right):
     with pytest.raises(kt.SpecError, match=f"no keyword '{wrong}'") as caught:
         kt.Compute(**{wrong: 1})
     assert f"'{right}'" in caught.value.hint
 
 
-def test_a_misspelt_framework_names_the_nearest():
+def test_misspelled_framework_suggests_the_nearest():
     with pytest.raises(kt.SpecError, match="'pytorhc'") as caught:
         kt.Compute().distribute("pytorhc")
     assert "'pytorch'" in caught.value.hint
 
 
-def test_it_is_used_again_from_another_process(on, make, start_client):
+def test_compute_is_reused_from_another_process(on, make, start_client):
     compute = make()
     agent = kt.fn(tasks.find_agent).to(compute)()
     client = start_client(compute, "import json; print(json.dumps(remote(tasks.find_agent)()))")
@@ -62,7 +62,7 @@ def test_variables_change_in_place(on, make, capfd):
 
 
 @pytest.mark.long
-def test_a_variable_that_is_taken_away_is_gone(on, make):
+def test_removed_variable_is_unset(on, make):
     compute = make(env={"COLOUR": "red"})
     read = kt.fn(tasks.environment)
     assert read.to(compute)("COLOUR") == {"COLOUR": "red"}
@@ -73,7 +73,7 @@ def test_a_variable_that_is_taken_away_is_gone(on, make):
 
 
 @pytest.mark.long
-def test_how_long_it_stays_changes_in_place(on, make):
+def test_inactivity_ttl_changes_in_place(on, make):
     compute = make()
     agent = kt.fn(tasks.find_agent).to(compute)()
     again = make(name=compute.name, inactivity_ttl="33m")
@@ -81,7 +81,7 @@ def test_how_long_it_stays_changes_in_place(on, make):
     assert on.info(again)["ttl_s"] == 33 * 60
 
 
-def test_it_grows_and_node_0_stays(on, make):
+def test_compute_grows_and_node_0_stays(on, make):
     compute = make()
     agent = kt.fn(tasks.find_agent).to(compute)()
     again = make(name=compute.name)
@@ -101,7 +101,7 @@ def test_nodes_are_replaced_when_they_cannot_change_in_place(on, make, capfd):
     err = capfd.readouterr().err
     assert "its nodes are replaced, because these settings cannot change in place: memory" in err
     assert err.index("replaced") < err.index("starting 1 node")
-    # and the one that knew the first nodes uses what is there now, or says that it is gone
+    # the first handle may not use its old nodes
     assert len(on.pod_uids(again)) == 1
 
 
@@ -122,8 +122,8 @@ def test_another_python_replaces_the_nodes(on, make, capfd, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.local_only("in pods an image has its own Python")
-def test_one_python_under_another_name_uses_the_nodes(make, tmp_path):
-    """As a script's first line and the one who types `python` spell it."""
+def test_same_python_under_another_name_keeps_the_nodes(make, tmp_path):
+    """A script's first line and a user who types `python` spell the same interpreter differently."""
     from wheels import make_python
 
     first = Path(make_python(tmp_path / "venv"))
@@ -134,7 +134,7 @@ def test_one_python_under_another_name_uses_the_nodes(make, tmp_path):
         "print(kt.fn(tasks.find_agent).to(compute)()[1:])\n"
     )
     env = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    said = [
+    runs = [
         subprocess.run(
             [first.with_name(name), "-c", code],
             cwd=PROJECT,
@@ -145,12 +145,12 @@ def test_one_python_under_another_name_uses_the_nodes(make, tmp_path):
         )
         for name in ("python", "python3", "python")
     ]
-    assert len({one.stdout for one in said}) == 1
-    assert not [one.stderr for one in said if "replaced" in one.stderr]
+    assert len({one.stdout for one in runs}) == 1
+    assert not [one.stderr for one in runs if "replaced" in one.stderr]
 
 
 @pytest.mark.long
-def test_nodes_at_work_are_not_replaced(on, make, shared, tmp_path):
+def test_nodes_with_unfinished_calls_are_not_replaced(on, make, shared, tmp_path):
     from wheels import make_python
 
     compute = make()
@@ -164,7 +164,7 @@ def test_nodes_at_work_are_not_replaced(on, make, shared, tmp_path):
     assert job.results(timeout_s=WAIT_S)
 
 
-def test_teardown_ends_the_nodes_and_the_next_call_starts_others(on, make):
+def test_call_after_teardown_starts_new_nodes(on, make):
     compute = make()
     remote = kt.fn(tasks.find_agent).to(compute)
     agent = remote()
@@ -183,7 +183,7 @@ def test_teardown_by_name_from_another_process(on, make, start_client):
 
 
 @pytest.mark.long
-def test_it_ends_when_nothing_is_called_and_the_next_call_starts_it_again(on, make, capfd):
+def test_inactive_compute_ends_and_the_next_call_restarts_it(on, make, capfd):
     compute = make(inactivity_ttl=on.short_ttl_s)
     remote = kt.fn(tasks.find_agent).to(compute)
     agent = remote()
@@ -205,7 +205,7 @@ def test_a_long_call_is_not_inactivity(on, make, shared):
     assert word == "long"
 
 
-def test_a_name_that_means_nothing_is_refused_before_anything_starts(on):
+def test_missing_root_is_refused_before_anything_starts(on):
     with pytest.raises(kt.SpecError, match="root="):
         kt.fn(tasks.echo).to(on.make(root="/no/such/folder"))()
 

@@ -1,4 +1,4 @@
-"""A module that sets variables before it imports torch: they count, on nodes that have torch imported too."""
+"""Modules that set variables before they import torch: they take effect on nodes with preloaded torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import windlass as kt
 
 @pytest.fixture
 def early(monkeypatch):
-    """The module, whose variable is the nodes' own business and not inherited from here."""
+    """Import the module without letting its variable leak into the environment of this process."""
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "")
     found = importlib.import_module("warm_early")
     monkeypatch.delenv("TORCH_DISTRIBUTED_DEBUG")
@@ -21,7 +21,7 @@ def early(monkeypatch):
 
 
 @pytest.mark.long
-def test_they_count_in_every_kind_of_rank(warm, early, capfd):
+def test_early_variables_reach_every_kind_of_rank(warm, early, capfd):
     assert kt.fn(tasks.all_reduce).to(warm).distribute("pytorch", workers=2)(1) == [3, 3]
     look = kt.fn(early.read_level).to(warm)
     assert [look(), look()] == ["DETAIL", "DETAIL"]
@@ -29,10 +29,10 @@ def test_they_count_in_every_kind_of_rank(warm, early, capfd):
     assert kt.fn(early.all_reduce).to(warm).distribute("pytorch", workers=2)() == [2, 2]
     assert kt.cls(early.Level).to(warm).read() == "DETAIL"
     assert "TORCH_DISTRIBUTED_DEBUG" not in os.environ
-    said = [line for line in capfd.readouterr().err.splitlines() if "without torch" in line]
-    assert "read_level gets interpreters of its own, without torch: warm_early.py:7 " in said[0]
+    notes = [line for line in capfd.readouterr().err.splitlines() if "without torch" in line]
+    assert "read_level gets interpreters of its own, without torch: warm_early.py:7 " in notes[0]
 
 
-def test_one_that_was_deployed_is_called_alike(warm, early):
+def test_deployed_function_gets_early_variables(warm, early):
     kt.fn(early.read_level, name="early-level").to(warm).deploy()
     assert kt.get("early-level")() == "DETAIL"

@@ -1,4 +1,4 @@
-"""Slips and odd endings: what is refused, with which words, and what goes on afterwards."""
+"""Mistakes and unusual endings: what is refused, with which message, and that later calls still work."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_wrong_options_of_a_call_are_refused_before_it_is_made(warm, given, word
         kt.fn(tasks.echo).to(warm).options(**given)
 
 
-def test_misspelt_options_and_things_of_another_kind_are_named():
+def test_misspelled_options_and_wrong_kinds_are_named():
     with pytest.raises(kt.SpecError, match="did you mean 'keep'"):
         kt.fn(tasks.echo, kep="process")
     with pytest.raises(kt.SpecError, match="cls takes a class"):
@@ -53,7 +53,7 @@ def test_misspelt_options_and_things_of_another_kind_are_named():
 
 
 @pytest.mark.parametrize(("code", "seen"), [(3, 3), ("bye", 1)])
-def test_an_exit_is_told_with_its_code(warm, code, seen, capfd):
+def test_exit_is_reported_with_its_code(warm, code, seen, capfd):
     with pytest.raises(kt.RankFailed, match=f"exited with code {seen}"):
         kt.fn(tasks.leave_with).to(warm)(code)
     if isinstance(code, str):
@@ -61,12 +61,12 @@ def test_an_exit_is_told_with_its_code(warm, code, seen, capfd):
     assert kt.fn(tasks.leave_with).to(warm)(0) is None
 
 
-def test_a_stream_of_what_is_no_generator_is_refused(warm):
+def test_stream_needs_a_generator(warm):
     with pytest.raises(TypeError, match="needs a generator"):
         list(kt.fn(tasks.echo).to(warm)(1, stream=True))
 
 
-def test_who_stops_waiting_ends_the_call(on, warm):
+def test_cancelled_acall_cancels_the_call(on, warm):
     remote = kt.fn(tasks.sleep).to(warm)
 
     async def give_up():
@@ -80,7 +80,7 @@ def test_who_stops_waiting_ends_the_call(on, warm):
     assert kt.fn(tasks.echo).to(warm)(1) == ((1,), {})
 
 
-def test_a_time_limit_counts_while_a_call_waits(on, warm):
+def test_time_limit_includes_the_queue_time(on, warm):
     first = kt.fn(tasks.sleep).to(warm).submit(600)
     try:
         with pytest.raises(kt.JobTimeout, match="time limit of 1 s"):
@@ -90,7 +90,7 @@ def test_a_time_limit_counts_while_a_call_waits(on, warm):
     assert kt.fn(tasks.echo).to(warm)(1) == ((1,), {})
 
 
-def test_what_lives_on_ranks_is_not_set_from_here(warm):
+def test_attributes_cannot_be_set_on_a_remote(warm):
     with pytest.raises(AttributeError, match="lives on its ranks"):
         kt.fn(tasks.echo).to(warm).value = 1
 
@@ -102,7 +102,7 @@ def test_what_lives_on_ranks_is_not_set_from_here(warm):
         ("false", subprocess.CalledProcessError, "returned non-zero exit status 1"),
     ],
 )
-def test_a_command_that_fails_says_so_without_our_own_lines(warm, capfd, command, error, said):
+def test_failed_command_is_reported_without_a_traceback(warm, capfd, command, error, said):
     with pytest.raises(error):
         kt.fn(command).to(warm)()
     shown = capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""Every call ends: also one whose ranks were gone, or about to be, when it was made."""
+"""Every call ends, even if its ranks were dead or dying when it was made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from waits import wait_for
 
 import windlass as kt
 
-LIMIT_S = 60  # a call that meets it has hung
+LIMIT_S = 60  # a call that reaches this limit has hung
 TIMES = 5
 
 
@@ -24,18 +24,21 @@ def make_counter(compute, workers=2):
 
 
 def expect_end(call, rank):
-    """It says which rank was killed, or runs on new ones; never anything else."""
+    """Make a call that either runs on new ranks or names the killed rank.
+
+    Any other error fails the test.
+    """
     try:
         return call(timeout=LIMIT_S)
     except kt.RankFailed as error:
-        said = error.message
-    assert re.search(f"rank {rank} on .* was killed by SIGKILL", said)
+        message = error.message
+    assert re.search(f"rank {rank} on .* was killed by SIGKILL", message)
     return None
 
 
 @contextlib.contextmanager
 def paused(agent):
-    """What comes to an agent meanwhile is there at once when it goes on."""
+    """Stop an agent. Messages that arrive meanwhile are all pending when it resumes."""
     os.kill(agent, signal.SIGSTOP)
     try:
         yield
@@ -51,7 +54,7 @@ def is_dead(pid):
 
 
 @pytest.mark.parametrize("rank", [1, 0])
-def test_a_call_to_an_object_whose_rank_was_killed_right_before(warm, rank):
+def test_object_call_right_after_its_rank_was_killed(warm, rank):
     counter = make_counter(warm)
     kill = kt.fn(tasks.kill, ranks=[rank]).to(warm).distribute("spmd", workers=2)
     for _ in range(TIMES):
@@ -64,7 +67,7 @@ def test_a_call_to_an_object_whose_rank_was_killed_right_before(warm, rank):
 
 @pytest.mark.local_only
 @pytest.mark.parametrize("rank", [1, 0])
-def test_a_call_to_an_object_whose_rank_is_killed_from_here(warm, rank):
+def test_object_call_after_the_test_killed_its_rank(warm, rank):
     counter = make_counter(warm)
     for _ in range(TIMES):
         os.kill(counter.whoami()[rank]["pid"], signal.SIGKILL)
@@ -73,8 +76,8 @@ def test_a_call_to_an_object_whose_rank_is_killed_from_here(warm, rank):
 
 @pytest.mark.local_only
 @pytest.mark.parametrize("late", [1, 0])
-def test_a_call_that_crosses_the_news_of_a_rank_s_end(warm, late):
-    """The agent of the rank's node, or the lead, finds both when it goes on."""
+def test_call_concurrent_with_the_end_of_a_rank(warm, late):
+    """A stopped agent, of the rank's node or the lead, sees both the call and the end when it resumes."""
     counter = make_counter(warm)
     for _ in range(TIMES):
         ranks = counter.whoami()
@@ -82,7 +85,7 @@ def test_a_call_that_crosses_the_news_of_a_rank_s_end(warm, late):
         with paused(ranks[late]["agent"][1]):
             os.kill(pid, signal.SIGKILL)
             wait_for(lambda pid=pid: is_dead(pid), "the rank is dead")
-            if late == 1:  # the lead takes the call, and its node hears of it later
+            if late == 1:  # the lead takes the call, and its node learns of it later
                 job = counter.add.submit()
         if late == 1:
             error = job.exception(timeout_s=LIMIT_S)
@@ -94,8 +97,8 @@ def test_a_call_that_crosses_the_news_of_a_rank_s_end(warm, late):
 
 @pytest.mark.local_only
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_object_of_which_nothing_is_left_is_made_anew(warm, workers):
-    """No rank has seen the call, so that it runs on new ones."""
+def test_object_without_living_ranks_is_recreated(warm, workers):
+    """No rank has seen the call, so it runs on new ones."""
     counter = kt.cls(tasks.Counter, name="anew").to(warm).distribute("spmd", workers=workers)
     for _ in range(TIMES):
         assert counter.add(timeout=LIMIT_S)[0] == 1
@@ -105,20 +108,20 @@ def test_an_object_of_which_nothing_is_left_is_made_anew(warm, workers):
 
 
 @pytest.mark.long
-def test_a_call_whose_ranks_were_forked_ahead_and_killed(make):
-    """Those that wait for the next call die: it says so, or runs on others."""
+def test_call_whose_preforked_ranks_were_killed(make):
+    """The preforked ranks die. The call names the killed rank or runs on new ones."""
     compute = make()
     kill = kt.fn(tasks.kill_waiting).to(compute).distribute("spmd", workers=2)
     last = 1
     for rank in (1, 0) * TIMES:
         found = expect_end(functools.partial(kill, rank), last)
-        assert found is None or sum(found) >= 1  # and such as are just ending
+        assert found is None or sum(found) >= 1  # may include ranks that are just exiting
         last = rank
 
 
 @pytest.mark.long
 @pytest.mark.local_only
-def test_a_call_whose_only_rank_was_forked_ahead_and_killed_runs_on_another(make):
+def test_call_whose_only_preforked_rank_was_killed(make):
     compute = make()
     find = kt.fn(tasks.find_waiting).to(compute).distribute("spmd", workers=1)
     for _ in range(TIMES):
@@ -137,6 +140,6 @@ def test_a_call_after_the_fork_server_of_a_node_was_killed(warm, index):
         if server is not None:
             with contextlib.suppress(
                 ProcessLookupError
-            ):  # it told of the one that was killed before
+            ):  # it may be the PID of the server that was already killed
                 os.kill(server[index], signal.SIGKILL)
         expect_end(counter.add, index)

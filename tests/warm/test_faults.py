@@ -1,4 +1,4 @@
-"""What goes away: a rank during a call, a node between calls or during one; and the same client goes on."""
+"""Lost ranks and nodes, during and between calls. The same client can continue in each case."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WAIT_S = 120.0
 
 
 @pytest.mark.parametrize("keep", ["", "process"], ids=["fresh", "kept"])
-def test_a_rank_that_is_killed_fails_the_call_and_the_next_works(warm, shared, keep):
+def test_killed_rank_fails_the_call_and_the_next_works(warm, shared, keep):
     remote = kt.fn(tasks.die, keep=keep).to(warm).distribute("spmd", workers=2)
     with pytest.raises(kt.RankFailed, match="rank 1") as caught:
         remote(1, shared.path)
@@ -33,7 +33,7 @@ def test_a_rank_that_is_killed_in_torch_fails_the_call(warm, shared):
 
 @pytest.mark.long
 def test_ranks_meet_again_after_the_fork_server_was_killed(make):
-    """The store in which they met went with it."""
+    """The ranks' store was lost with the fork server."""
     compute = make()
     group = kt.fn(tasks.all_reduce).to(compute).distribute("pytorch", workers=2)
     assert group(1) == [3, 3]
@@ -44,7 +44,7 @@ def test_ranks_meet_again_after_the_fork_server_was_killed(make):
 
 @pytest.mark.long
 @pytest.mark.parametrize("index", [1, 0])
-def test_a_node_lost_between_calls_is_there_again_for_the_next(on, make, index):
+def test_node_lost_between_calls_is_replaced(on, make, index):
     compute = make()
     remote = kt.fn(tasks.whoami).to(compute).distribute("spmd", workers=2)
     before = [each["agent"] for each in remote()]
@@ -68,7 +68,7 @@ def test_both_nodes_lost_between_calls(on, make):
 
 
 @pytest.mark.long
-def test_an_object_of_a_lost_node_is_made_anew(on, make):
+def test_object_of_a_lost_node_is_recreated(on, make):
     compute = make()
     counter = kt.cls(tasks.Counter, init_args=(10,)).to(compute).distribute("spmd", workers=2)
     assert counter.add() == [11, 11]
@@ -91,7 +91,7 @@ def test_a_node_lost_during_a_call_fails_it_and_the_next_works(on, make, shared,
 
 
 @pytest.mark.long
-def test_code_is_there_again_after_node_0_was_lost(on, make, project):
+def test_code_is_sent_again_after_node_0_was_lost(on, make, project):
     project.write("{stem}.py", "def value():\n    return 1\n")
     compute = make()
     remote = kt.fn(project.load("{stem}").value).to(compute).distribute("spmd", workers=2)

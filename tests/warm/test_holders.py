@@ -1,4 +1,4 @@
-"""Who holds what a job waits for: idle computes of the user's own, named with what ends them."""
+"""Idle computes that hold what a job waits for: they are named with the command that ends them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ GPUS = 2
 
 
 def explain(holders: IdleComputes, waiting: kt.Compute, blocker: Blocker = FULL) -> str:
-    """What is said of a compute that waits because of `blocker`."""
+    """Return the explanation for a compute that waits because of `blocker`."""
     nodes = waiting.nodes()
     assert nodes.ref is not None
     status: JobStatus = nodes.wanted.engine.status(nodes.ref)
-    told = holders.name_in(replace(status, conditions=(make_condition(blocker),)), nodes.ref)
-    return told.conditions[0].text
+    explained = holders.name_in(replace(status, conditions=(make_condition(blocker),)), nodes.ref)
+    return explained.conditions[0].text
 
 
 @pytest.fixture
 def waiting(make):
-    """One that is asked about, as if it had to wait."""
+    """Return a running compute that the tests treat as if it had to wait."""
     return make().up()
 
 
@@ -49,26 +49,26 @@ def holders(waiting):
 
 
 @pytest.mark.local_only
-def test_an_idle_compute_is_named_with_what_ends_it(make, waiting, holders):
+def test_idle_compute_is_named_with_its_remedy(make, waiting, holders):
     idle = make().up()
-    said = explain(holders, waiting)
-    assert f"1 node is held by your idle compute {idle.name}" in said
-    assert f" -> windlass compute rm {idle.name}" in said
-    assert said.endswith("; or end other jobs")
-    assert waiting.name not in said
+    explanation = explain(holders, waiting)
+    assert f"1 node is held by your idle compute {idle.name}" in explanation
+    assert f" -> windlass compute rm {idle.name}" in explanation
+    assert explanation.endswith("; or end other jobs")
+    assert waiting.name not in explanation
     idle.teardown()
-    assert explain(holders, waiting) == said, "asked for once"
+    assert explain(holders, waiting) == explanation, "idle computes are listed once"
 
 
 @pytest.mark.local_only
-def test_only_where_it_would_help(make, waiting, holders):
+def test_idle_compute_is_named_only_if_ending_it_helps(make, waiting, holders):
     idle = make().up()
     assert idle.name not in explain(holders, waiting, TOO_BIG)
     assert idle.name in explain(holders, waiting, NO_ROOM)
 
 
 @pytest.mark.local_only
-def test_one_at_work_is_not_named(make, waiting, holders):
+def test_busy_compute_is_not_named(make, waiting, holders):
     busy = make()
     call = kt.fn(tasks.sleep).to(busy).submit(600)
     wait_for(lambda: call.status().phase.value == "running", "the call runs")
@@ -77,14 +77,14 @@ def test_one_at_work_is_not_named(make, waiting, holders):
 
 
 @pytest.mark.local_only
-def test_those_of_others_are_not_named(make, waiting, holders, monkeypatch):
+def test_computes_of_other_users_are_not_named(make, waiting, holders, monkeypatch):
     make().up()
     monkeypatch.setenv("LOGNAME", "somebody-else")
     assert explain(holders, waiting) == "the quota is used up -> end other jobs"
 
 
 @pytest.mark.local_only
-def test_a_namespace_that_was_said_is_said(on):
+def test_remedy_includes_the_namespace(on):
     wanted = kt.Compute(name="a", engine="kubernetes", namespace="team", image="i").nodes().wanted
     assert remove_by_command(wanted.settings)("b") == "windlass compute rm b --namespace team"
     text = 'windlass.Compute(name="b", namespace="team").teardown()'
@@ -93,12 +93,12 @@ def test_a_namespace_that_was_said_is_said(on):
 
 @pytest.mark.cluster_only
 def test_gpus_of_an_idle_compute(on, make, monkeypatch):
-    """What is said can be done as it is said, and then the other one starts."""
+    """The printed remedy works as it is, and then the other compute starts."""
     limit = {"hard": {"requests.nvidia.com/gpu": str(GPUS)}}
     quota = {"metadata": {"name": "gpus"}, "spec": limit}
     on.space.api.create(RESOURCE_QUOTAS, quota)
     try:
-        wait_for(lambda: _has_quota(on.space.api), "the quota counts")
+        wait_for(lambda: _has_quota(on.space.api), "the quota is in effect")
         idle = make(gpus=GPUS, cpus="0.1").up()
         piped = io.StringIO()
         monkeypatch.setattr(sys, "stderr", piped)
@@ -110,7 +110,7 @@ def test_gpus_of_an_idle_compute(on, make, monkeypatch):
         assert piped.getvalue().count(held) == 1
         assert held in caught.value.message
         assert remedy in caught.value.hint
-        monkeypatch.delenv("WINDLASS_IMAGE")  # which is nothing that ending one needs
+        monkeypatch.delenv("WINDLASS_IMAGE")  # the remedy must work without an image
         eval(remedy, {"windlass": kt})
         monkeypatch.setenv("WINDLASS_IMAGE", on.space.image)
         again = make(name=late.name, gpus=GPUS, cpus="0.1")

@@ -1,4 +1,4 @@
-"""Kept processes: what stays in them, what never does, and how they end."""
+"""Kept processes: which state stays in them, which never does, and how they end."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def end_by_cancel(remote):
 
 
 @pytest.mark.parametrize("end", [end_by_timeout, end_by_cancel])
-def test_a_call_that_is_ended_ends_its_ranks(project, warm, end):
-    """Also one that is not the first of its processes: another call must not wait for it."""
+def test_ended_call_ends_its_ranks(project, warm, end):
+    """This also holds for later calls of a process. The next call must not wait for the ended one."""
     project.write("{stem}.py", NAP)
     remote = kt.fn(project.load("{stem}").nap, keep="process").to(warm)
     before = remote(0)
@@ -40,7 +40,7 @@ def test_a_call_that_is_ended_ends_its_ranks(project, warm, end):
     assert remote(0, timeout=60) != before
 
 
-def test_ranks_that_raise_together_stay(warm):
+def test_ranks_that_all_raise_are_kept(warm):
     counter = kt.cls(tasks.Counter, name="together").to(warm).distribute("spmd", workers=2)
     before = [each["pid"] for each in counter.whoami()]
     for _ in range(3):
@@ -49,7 +49,7 @@ def test_ranks_that_raise_together_stay(warm):
     assert [each["pid"] for each in counter.whoami()] == before
 
 
-def test_every_handle_sees_an_edit(project, warm):
+def test_every_handle_uses_edited_code(project, warm):
     def edit(value):
         project.write("{stem}.py", f"def value():\n    return {value}\n")
 
@@ -70,7 +70,7 @@ def test_every_handle_sees_an_edit(project, warm):
 
 @pytest.mark.local_only("a travelling project is looked at as a whole")
 @pytest.mark.parametrize("folder", ["dist", "build", "sub"])
-def test_an_edit_is_seen_wherever_a_module_lies(project, warm, folder, monkeypatch):
+def test_edit_is_detected_in_any_folder(project, warm, folder, monkeypatch):
     name = f"{project.stem}_{folder}"
     path = project.write(f"{folder}/{name}.py", "def value():\n    return 1\n")
     monkeypatch.syspath_prepend(str(path.parent))
@@ -80,7 +80,7 @@ def test_an_edit_is_seen_wherever_a_module_lies(project, warm, folder, monkeypat
     assert remote() == 22
 
 
-def test_a_file_that_is_not_closed_yet_is_seen(project, warm):
+def test_edit_of_an_open_file_is_detected(project, warm):
     path = project.write("{stem}.py", "def value():\n    return 1\n")
     remote = kt.fn(project.load("{stem}").value, keep="process").to(warm)
     assert [remote(), remote()] == [1, 1]
@@ -91,7 +91,7 @@ def test_a_file_that_is_not_closed_yet_is_seen(project, warm):
 
 
 @pytest.mark.parametrize("keep", ["", "process"], ids=["fresh", "kept"])
-def test_what_a_callable_holds_is_as_it_is_now(warm, keep):
+def test_current_state_of_a_callable_is_sent(warm, keep):
     things = [1]
     remote = kt.fn(functools.partial(tasks.echo, things), keep=keep).to(warm)
     assert remote() == (([1],), {})
@@ -104,7 +104,7 @@ def test_what_a_callable_holds_is_as_it_is_now(warm, keep):
     assert method() == 6
 
 
-def test_a_constructor_that_raised_is_tried_again(project, warm):
+def test_failed_constructor_is_retried(project, warm):
     project.write("{stem}.py", "class Thing:\n    def __init__(self):\n        1 / 0\n")
     remote = kt.cls(project.load("{stem}").Thing).to(warm)
     with pytest.raises(ZeroDivisionError):
@@ -122,7 +122,7 @@ def test_a_constructor_that_raised_is_tried_again(project, warm):
     assert remote.hello() == "hello"
 
 
-def test_calls_in_turn_are_described_to_the_lead_once(warm):
+def test_alternating_calls_send_their_profiles_once(warm):
     counter = kt.cls(tasks.Counter, name="in-turn").to(warm)
 
     def call_in_turn():
@@ -136,13 +136,13 @@ def test_calls_in_turn_are_described_to_the_lead_once(warm):
         assert call_in_turn() == known
 
 
-def test_an_object_that_can_be_called(warm):
+def test_callable_object(warm):
     remote = kt.cls(tasks.Callable).to(warm)
     assert remote(1) == 2
     assert remote.submit(2).results(timeout_s=60) == [3]
 
 
-def test_init_args_that_are_too_large_are_refused_here(warm, monkeypatch):
+def test_oversized_init_args_are_refused_by_the_client(warm, monkeypatch):
     monkeypatch.setattr(names, "MAX_BODY_BYTES", 1000)
     remote = kt.cls(tasks.Counter, init_args=["x" * 2000]).to(warm)
     with pytest.raises(kt.SpecError, match="init_args"):
@@ -150,7 +150,7 @@ def test_init_args_that_are_too_large_are_refused_here(warm, monkeypatch):
 
 
 @pytest.mark.local_only("what a cluster's client shares with a fork is not its own to mend")
-def test_a_fork_of_the_client_calls_over_lines_of_its_own(warm, start_client):
+def test_forked_client_uses_its_own_connections(warm, start_client):
     client = start_client(
         warm,
         """
@@ -175,7 +175,7 @@ def test_a_fork_of_the_client_calls_over_lines_of_its_own(warm, start_client):
 
 
 @pytest.mark.local_only("there payloads lie on this machine")
-def test_items_of_a_stream_leave_nothing_behind(project, warm):
+def test_stream_items_leave_no_files(project, warm):
     project.write(
         "{stem}.py",
         """

@@ -1,4 +1,4 @@
-"""Large arguments and results: they arrive whole, can be written to, and are not copied over and over."""
+"""Large arguments and results: they arrive complete, are writable, and are copied only a few times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MB = 1 << 20
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("keep", ["", "process"], ids=["fresh", "kept"])
-def test_ten_megabytes_there_and_back(warm, library, keep):
+def test_ten_megabytes_round_trip(warm, library, keep):
     remote = kt.fn(tasks.double, keep=keep).to(warm).distribute("spmd", workers=2)
     given = numpy.arange(10 * MB // 8)
     given = torch.from_numpy(given) if library == "torch" else given
@@ -35,7 +35,7 @@ def test_ten_megabytes_there_and_back(warm, library, keep):
 
 
 def test_pieces_of_all_sizes(warm):
-    """Around the sizes at which values travel in another way."""
+    """The sizes are around the thresholds at which values are sent differently."""
     remote = kt.fn(tasks.echo, keep="process").to(warm)
     for size in (0, 1, 32 << 10, (32 << 10) + 1, MB - 1, MB, MB + 1, 4 * MB, 4 * MB + 1, 9 * MB):
         array = numpy.full(size, size % 251, dtype=numpy.uint8)
@@ -69,7 +69,7 @@ def test_a_stream_of_large_items(warm, project):
 @pytest.mark.long
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_two_hundred_megabytes_are_copied_a_few_times_only(warm, start_client, library):
-    """In a client of its own, whose peak of memory is its own, too."""
+    """A separate client process has its own peak memory."""
     client = start_client(
         warm,
         f"""
@@ -94,15 +94,15 @@ def test_two_hundred_megabytes_are_copied_a_few_times_only(warm, start_client, l
     )
     found = json.loads(client.finish())
     assert (found["number"], found["length"], found["last"]) == (200 * MB, 200 * MB, 0)
-    # beside the array itself: at most one copy while it is sent, two while one is taken
+    # besides the array itself: at most one copy while sending, two while receiving
     assert found["sent"] < 500 * MB
     assert found["got"] < 700 * MB
     assert found["rank"] < 800 * MB
     assert found["agent"] < 500 * MB
 
 
-def test_large_results_of_many_calls_at_once_all_arrive(warm):
-    """More than a lead keeps of calls that have ended: none goes before its caller has it."""
+def test_large_results_of_concurrent_calls_all_arrive(warm):
+    """The results exceed what a lead keeps of ended calls. None is dropped before its caller has it."""
     remote = kt.fn(tasks.make_numpy, keep="process").to(warm).distribute("spmd", workers=2)
     sizes, errors = [], []
 
@@ -124,7 +124,7 @@ def test_large_results_of_many_calls_at_once_all_arrive(warm):
 
 @pytest.mark.long
 @pytest.mark.local_only("a pod's memory goes with the pod")
-def test_nothing_of_it_stays_behind(on, make):
+def test_payloads_are_deleted(on, make):
     compute = make()
     remote = kt.fn(tasks.echo).to(compute)
     for _ in range(3):
@@ -134,4 +134,4 @@ def test_nothing_of_it_stays_behind(on, make):
     held = [path for folder in memory.glob(pattern) for path in folder.iterdir()]
     assert sum(path.stat().st_size for path in held) < 20 * MB
     compute.teardown()
-    wait_for(lambda: not list(memory.glob(pattern)), "payloads are gone with their nodes", 20.0)
+    wait_for(lambda: not list(memory.glob(pattern)), "payloads are deleted with their nodes", 20.0)

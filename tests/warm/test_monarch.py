@@ -1,6 +1,6 @@
-"""Monarch on the nodes of a compute, and of jobs: a mesh for a function, workers for all calls, losses.
+"""Monarch on the nodes of computes and jobs: meshes for functions, workers for all calls, and losses.
 
-Skipped where Monarch is not installed.
+Skipped if Monarch is not installed.
 """
 
 from __future__ import annotations
@@ -29,35 +29,37 @@ def compute(on):
     on.clean()
 
 
-def spread(compute: kt.Compute, function: Any) -> kt.Remote:
+def distribute(compute: kt.Compute, function: Any) -> kt.Remote:
     return kt.fn(function).to(compute).distribute(framework="monarch", workers=2)
 
 
-def test_a_function_has_a_mesh_of_all_nodes_and_gives_one_value(compute):
-    result = spread(compute, monarch_tasks.greet)("ab", times=2)
+def test_function_gets_a_mesh_of_all_nodes_and_returns_one_value(compute):
+    result = distribute(compute, monarch_tasks.greet)("ab", times=2)
     assert result == {"sizes": {"hosts": 2}, "said": [f"abab {rank}" for rank in range(4)]}
 
 
-def test_what_actors_print_is_in_the_calls_log_by_node(compute, tmp_path):
-    """Two actors of a node that print at the same moment share a line: Python writes its end apart."""
+def test_output_of_actors_is_in_the_log_by_node(compute, tmp_path):
+    """Lines of two actors of a node may be joined, because Python writes the newline separately."""
     flag = tmp_path / "seen"
-    call = spread(compute, monarch_tasks.greet_until).submit("ab", str(flag))
+    call = distribute(compute, monarch_tasks.greet_until).submit("ab", str(flag))
 
     def read_greetings() -> set[tuple[int, str]]:
         return {(line.node, line.text) for line in call.logs() if "greets" in line.text}
 
-    wait_for(lambda: bool(read_greetings()), "an actor's line is there", 200.0)
+    wait_for(lambda: bool(read_greetings()), "an actor's line is in the log", 200.0)
     flag.touch()
     assert call.result(timeout_s=120) == 4
     greetings = read_greetings()
-    said = [(node, int(rank)) for node, text in greetings for rank in re.findall(r"r (\d)", text)]
-    assert said
-    assert all(node == rank // 2 for node, rank in said)
+    ranks_by_node = [
+        (node, int(rank)) for node, text in greetings for rank in re.findall(r"r (\d)", text)
+    ]
+    assert ranks_by_node
+    assert all(node == rank // 2 for node, rank in ranks_by_node)
 
 
 @pytest.mark.long
-def test_calls_share_workers_that_only_their_user_can_reach(compute, home):
-    first, second = (spread(compute, monarch_tasks.look)() for _ in range(2))
+def test_calls_share_private_workers(compute, home):
+    first, second = (distribute(compute, monarch_tasks.look)() for _ in range(2))
     assert first["hosts"] == second["hosts"]
     assert first["workers"] == second["workers"]
     assert first["rank"] != second["rank"]
@@ -68,8 +70,8 @@ def test_calls_share_workers_that_only_their_user_can_reach(compute, home):
 
 
 def test_actors_of_a_call_end_with_it(compute, home):
-    spread(compute, monarch_tasks.greet)("x")
-    wait_for(lambda: find_actors(home) == [], "its actors are gone", 60.0)
+    distribute(compute, monarch_tasks.greet)("x")
+    wait_for(lambda: find_actors(home) == [], "its actors have exited", 60.0)
 
 
 def find_actors(home: Path) -> list[int]:
@@ -78,7 +80,7 @@ def find_actors(home: Path) -> list[int]:
 
 
 @pytest.mark.long
-def test_code_that_was_edited_is_what_runs(compute, project):
+def test_edited_code_runs(compute, project):
     source = """
         from monarch.actor import Actor, endpoint
         class Own(Actor):
@@ -91,7 +93,7 @@ def test_code_that_was_edited_is_what_runs(compute, project):
     """
     for value in (1, 2):
         project.write("{stem}.py", source.replace("VALUE", str(value)))
-        remote = spread(compute, project.load("{stem}").ask)
+        remote = distribute(compute, project.load("{stem}").ask)
         assert remote() == [value] * 2
 
 
@@ -100,39 +102,39 @@ def test_an_object_keeps_its_actors_between_calls(compute):
     assert [keeper.greet("a"), keeper.greet("b")] == ["a 0", "b 0"]
 
 
-def test_an_exception_of_an_actor_comes_back(compute):
+def test_exception_of_an_actor_is_raised(compute):
     with pytest.raises(Exception, match="an actor's own error"):
-        spread(compute, monarch_tasks.raise_in_actor)()
+        distribute(compute, monarch_tasks.raise_in_actor)()
 
 
 @pytest.mark.long
-def test_an_actor_that_fails_unhandled_is_named(compute):
+def test_actor_that_fails_unhandled_is_named(compute):
     with pytest.raises(
         RuntimeError, match=r"a Monarch actor failed.*\n.*exited with non-zero code 3"
     ):
-        spread(compute, monarch_tasks.lose_actor)()
+        distribute(compute, monarch_tasks.lose_actor)()
 
 
-def test_a_call_that_leaves_something_out_is_refused_here(compute):
+def test_call_without_a_required_argument_is_refused(compute):
     with pytest.raises(kt.SpecError, match="missing a required argument: 'name'"):
-        spread(compute, monarch_tasks.greet)()
+        distribute(compute, monarch_tasks.greet)()
 
 
 @pytest.mark.long
-def test_a_lost_worker_ends_the_call_and_the_next_has_another(compute, tmp_path):
-    before = spread(compute, monarch_tasks.look)()
-    call = spread(compute, monarch_tasks.wait_until_killed).submit(str(tmp_path / "flag"))
-    wait_for((tmp_path / "flag").exists, "its actor is at work", 200.0)
+def test_lost_worker_fails_the_call_and_is_replaced(compute, tmp_path):
+    before = distribute(compute, monarch_tasks.look)()
+    call = distribute(compute, monarch_tasks.wait_until_killed).submit(str(tmp_path / "flag"))
+    wait_for((tmp_path / "flag").exists, "its actor is running", 200.0)
     os.kill(before["workers"][1], signal.SIGKILL)
     verdict = call.wait(60).verdict
     assert (verdict.kind.value, verdict.node in (0, 1)) == ("killed by a signal", True)
     assert verdict.message.startswith("Monarch's worker on ")
-    after = spread(compute, monarch_tasks.look)()
+    after = distribute(compute, monarch_tasks.look)()
     assert not set(after["workers"]) & set(before["workers"])
 
 
 @pytest.mark.long
-def test_a_job_whose_worker_is_lost_goes_on_with_a_new_mesh(home, tmp_path):
+def test_job_with_a_lost_worker_restarts_with_a_new_mesh(home, tmp_path):
     before = find_actors(home)
     flag = tmp_path / "flag"
     job = kt.submit(
@@ -142,11 +144,11 @@ def test_a_job_whose_worker_is_lost_goes_on_with_a_new_mesh(home, tmp_path):
         grace_s=1,
         restarts=1,
     )
-    wait_for(flag.exists, "its actor is at work", 200.0)
+    wait_for(flag.exists, "its actor is running", 200.0)
     actor = next(pid for pid in find_actors(home) if pid not in before)
     flag.unlink()
     os.kill(read_parent(actor), signal.SIGKILL)
-    wait_for(flag.exists, "and again, on another mesh", 200.0)
+    wait_for(flag.exists, "its actor is running on another mesh", 200.0)
     status = job.status()
     assert (status.attempt, [one.kind.value for one in status.history]) == (
         1,
@@ -162,7 +164,7 @@ def read_parent(pid: int) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize("index", [0, 1])
-def test_nothing_of_monarch_outlives_a_killed_agent(home, tmp_path, index):
+def test_monarch_processes_die_with_a_killed_agent(home, tmp_path, index):
     before = set(find_actors(home))
     job = kt.submit(
         *(monarch_tasks.wait_until_killed, (), {"flag": str(tmp_path / "flag")}),
@@ -174,11 +176,11 @@ def test_nothing_of_monarch_outlives_a_killed_agent(home, tmp_path, index):
     wait_for((tmp_path / "flag").exists, "it runs", 200.0)
     os.kill(job.status().nodes[index].pid, signal.SIGKILL)
     job.wait(60)
-    wait_for(lambda: set(find_actors(home)) <= before, "all are gone", 60.0)
+    wait_for(lambda: set(find_actors(home)) <= before, "all actors have exited", 60.0)
 
 
 @pytest.mark.long
-def test_the_guides_script_says_on_each_host_what_its_ranks_do():
+def test_script_of_the_guide_prints_on_each_host():
     script = str(ROOT / "examples/kubernetes_ddp.py")
     words = ["--num_hosts", "2", "--gpus_per_host", "1"]
     job = kt.submit(script, words, framework="monarch", nodes=2)

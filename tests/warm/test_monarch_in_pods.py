@@ -1,6 +1,6 @@
 """Monarch in pods: a mesh for a function, and pods that Monarch's own client finds.
 
-Skipped where no node of the cluster has an image with Monarch, or where Monarch is not installed here.
+Skipped if no cluster node has an image with Monarch, or if Monarch is not installed locally.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ def compute(on):
     on.clean()
 
 
-def spread(compute, function):
+def distribute(compute, function):
     return kt.fn(function).to(compute).distribute(framework="monarch", workers=2)
 
 
-def test_pods_are_a_mesh_whose_workers_stay_between_calls(compute):
-    said = spread(compute, monarch_tasks.greet)("ab")
+def test_workers_stay_between_calls(compute):
+    said = distribute(compute, monarch_tasks.greet)("ab")
     assert said == {"sizes": {"hosts": 2}, "said": [f"ab {rank}" for rank in range(4)]}
-    first, second = (spread(compute, monarch_tasks.look)() for _ in range(2))
+    first, second = (distribute(compute, monarch_tasks.look)() for _ in range(2))
     assert (first["hosts"], first["workers"]) == (second["hosts"], second["workers"])
     assert [host.rpartition(":")[2] for host in first["hosts"]] == ["26600", "26600"]
 
 
 def test_monarchs_own_client_finds_the_pods_and_uses_them(on, compute):
     api = on.space.api
-    spread(compute, monarch_tasks.greet)("x")
+    distribute(compute, monarch_tasks.greet)("x")
     for kind, body in make_controller(api.namespace):
         api.create(kind, body)
 
@@ -70,13 +70,13 @@ def test_monarchs_own_client_finds_the_pods_and_uses_them(on, compute):
         phase = api.get(PODS, "controller")["status"].get("phase")
         return phase in ("Succeeded", "Failed")
 
-    wait_for(has_ended, "the controller is done", 150.0)
+    wait_for(has_ended, "the controller has ended", 150.0)
     said = api.read_log("controller").decode()
     assert "counted [0, 1]" in said, said
 
 
 def make_controller(namespace):
-    """A pod as Monarch's guide has it, which may list pods."""
+    """Return the objects of a pod that may list pods, as in Monarch's guide."""
     name = {"metadata": {"name": "controller", "namespace": namespace}}
     rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
     subject = {"kind": "ServiceAccount", "name": "controller", "namespace": namespace}
@@ -117,14 +117,14 @@ def make_controller(namespace):
     ]
 
 
-def test_a_pod_that_is_lost_ends_the_call_and_the_next_has_a_new_mesh(on, compute, shared):
-    before = spread(compute, monarch_tasks.look)()
+def test_lost_pod_fails_the_call_and_the_next_gets_a_new_mesh(on, compute, shared):
+    before = distribute(compute, monarch_tasks.look)()
     uids = on.pod_uids(compute)
-    call = spread(compute, monarch_tasks.sleep_with_actors).submit()
+    call = distribute(compute, monarch_tasks.sleep_with_actors).submit()
     wait_for(lambda: call.status().phase.value == "running", "it runs")
     on.end_node(compute, 1, ("", 0, ""))
     verdict = call.wait(60).verdict
     assert (verdict.kind.value, verdict.node) == ("lost node", 1)
-    wait_for(lambda: on.pod_uids(compute).get(1, uids[1]) != uids[1], "another pod")
-    after = spread(compute, monarch_tasks.look)()
+    wait_for(lambda: on.pod_uids(compute).get(1, uids[1]) != uids[1], "the pod is replaced")
+    after = distribute(compute, monarch_tasks.look)()
     assert (len(after["hosts"]), after["workers"] != before["workers"]) == (2, True)

@@ -1,4 +1,4 @@
-"""Calls run in the order they came, one at a time, whoever asked; and outlive their clients."""
+"""Order of calls: they run one at a time in arrival order, from any client, and outlive their clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find_calls(on, compute, state):
 
 
 def assert_apart(times):
-    """No two ran at the same time."""
+    """Check that no two calls overlapped."""
     ordered = sorted(times, key=lambda each: each[1])
     for before, after in itertools.pairwise(ordered):
         assert before[2] <= after[1], f"{before} and {after} ran at once"
@@ -95,12 +95,10 @@ def test_two_clients_of_one_compute(warm, start_client):
     assert_apart([each for times in found for each in times])
 
 
-# -- clients that go away ------------------------------------------------------------------------
+# -- lost clients ---------------------------------------------------------------------------------
 
 
-def test_a_call_is_attached_to_by_its_id_after_its_client_was_killed(
-    on, warm, shared, start_client
-):
+def test_attach_to_a_call_whose_client_was_killed(on, warm, shared, start_client):
     kt.fn(tasks.echo).to(warm)()
     client = start_client(
         warm,
@@ -120,7 +118,7 @@ def test_a_call_is_attached_to_by_its_id_after_its_client_was_killed(
     assert len(job.results(timeout_s=WAIT_S)) == 2
 
 
-def test_a_waiting_call_outlives_its_client_too(on, warm, shared, start_client):
+def test_blocking_call_outlives_its_client(on, warm, shared, start_client):
     kt.fn(tasks.echo).to(warm)()
     client = start_client(warm, f'remote(tasks.block)("{shared.path}/started", "{shared.path}/go")')
     shared.wait_for("started")
@@ -130,13 +128,13 @@ def test_a_waiting_call_outlives_its_client_too(on, warm, shared, start_client):
     assert len(kt.attach(call_id).results(timeout_s=WAIT_S)) == 1
 
 
-def test_a_call_that_has_ended_can_still_be_read(warm):
+def test_ended_call_can_still_be_read(warm):
     job = kt.fn(tasks.echo).to(warm).submit(5)
     job.wait(WAIT_S)
     assert kt.attach(job.id).results(timeout_s=WAIT_S) == [((5,), {})]
 
 
-def test_a_call_that_never_was_is_not_found(warm):
+def test_unknown_call_is_not_found(warm):
     job = kt.fn(tasks.echo).to(warm).submit()
     job.wait(WAIT_S)
     compute = job.id.rpartition(".")[0]
@@ -166,31 +164,31 @@ def test_ctrl_c_ends_the_call_and_not_the_compute(on, warm, shared, start_client
     assert kt.fn(tasks.find_agent).to(warm)() == agent
 
 
-def listen(monkeypatch):
-    """What is said on stderr from now on, from any thread."""
+def capture_stderr(monkeypatch):
+    """Replace stderr, and return the buffer with the output of all threads."""
     found = io.StringIO()
     monkeypatch.setattr(sys, "stderr", found)
     return found
 
 
-def test_a_call_that_waits_for_another_says_so_once(warm, shared, monkeypatch):
-    err = listen(monkeypatch)
+def test_waiting_call_reports_it_once(warm, shared, monkeypatch):
+    err = capture_stderr(monkeypatch)
     job = kt.fn(tasks.block).to(warm).submit(f"{shared.path}/started", f"{shared.path}/go")
     shared.wait_for("started")
     line = f"waiting for the call {job.id} to end; windlass cancel {job.id} ends it"
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(kt.fn(tasks.echo).to(warm), 1)
-        wait_for(lambda: line in err.getvalue(), "it says so", 60)
+        wait_for(lambda: line in err.getvalue(), "the wait is reported", 60)
         shared.touch("go")
         assert waiting.result(60) == ((1,), {})
     assert err.getvalue().count(line) == 1
 
 
-def test_a_lone_user_waits_for_nobody(warm, monkeypatch):
-    err = listen(monkeypatch)
+def test_sequential_calls_do_not_report_a_wait(warm, monkeypatch):
+    err = capture_stderr(monkeypatch)
     monkeypatch.setattr(client_call, "_CHECK_EVERY_S", 0.02)
     remote = kt.fn(tasks.echo).to(warm).distribute("spmd", workers=2, procs=2)
-    for number in range(10):  # the ranks of the call before may still be leaving
+    for number in range(10):  # the ranks of the previous call may still be exiting
         assert remote(number) == [((number,), {})] * 4
     assert "waiting for the call" not in err.getvalue()
     assert "before this one" not in err.getvalue()

@@ -1,4 +1,4 @@
-"""`windlass port-forward`: a port of node 0 on this machine, of a compute by its name, on both engines."""
+"""`windlass port-forward`: forward a local port to node 0 of a compute, on both engines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(*words):
     return subprocess.run([*WINDLASS, *words], capture_output=True, text=True, timeout=60)
 
 
-def ask(address):
+def exchange(address):
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(b"hello")
@@ -36,7 +36,10 @@ def ask(address):
 
 @contextlib.contextmanager
 def forwarding(on, *words):
-    """The verb, while it leads to node 0: what it printed. On this machine it only prints."""
+    """Run the command while the block runs, and yield what it printed.
+
+    Locally there is nothing to forward, so the command only prints the address and exits.
+    """
     with subprocess.Popen(
         [*WINDLASS, "port-forward", *words],
         stdout=subprocess.PIPE,
@@ -50,7 +53,7 @@ def forwarding(on, *words):
         assert process.wait(30) == (0 if on.space is None else 130)
 
 
-def test_a_port_of_node_0_is_reached_by_the_computes_name(on, make):
+def test_port_of_node_0_is_reached_by_the_compute_name(on, make):
     compute, port = make(), find_free_port()
     call = kt.fn(answer).to(compute).submit(port, 4)
     job = on.job(compute)
@@ -64,16 +67,16 @@ def test_a_port_of_node_0_is_reached_by_the_computes_name(on, make):
         except OSError:
             return False
 
-    wait_for(is_open, "it listens", 60.0)
+    wait_for(is_open, "the port is open", 60.0)
     local = find_free_port()
     with forwarding(on, compute.name, f"{local}:{port}") as address:
         assert address == f"127.0.0.1:{port if on.engine == 'local' else local}"
-        assert ask(address) == b"HELLO"
-        assert ask(address) == b"HELLO"
+        assert exchange(address) == b"HELLO"
+        assert exchange(address) == b"HELLO"
     assert call.result(timeout_s=60) == port
 
 
-def test_what_is_about_to_listen_is_waited_for(on, make):
+def test_port_forward_waits_for_a_listener(on, make):
     compute, port = make(), find_free_port()
     local = find_free_port()
     with subprocess.Popen(
@@ -86,26 +89,26 @@ def test_what_is_about_to_listen_is_waited_for(on, make):
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         assert address == f"127.0.0.1:{port if on.engine == 'local' else local}"
-        assert ask(address) == b"HELLO"
+        assert exchange(address) == b"HELLO"
         process.send_signal(signal.SIGINT)
         process.wait(30)
     call.cancel()
 
 
 @pytest.mark.long
-def test_what_cannot_be_forwarded(on, make):
+def test_ports_that_cannot_be_forwarded(on, make):
     compute = make().up()
-    with socket.socket() as held:  # bound, so that nobody else gets it; and nobody listens there
+    with socket.socket() as held:  # bound but not listening, so that no other process gets the port
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
         silent = run("port-forward", compute.name, str(port))
     assert silent.returncode == 3
     assert f"nothing listens at port {port} of node 0 of {on.job(compute).id}" in silent.stderr
     wrong = run("port-forward", compute.name, "80:http")
-    assert (wrong.returncode, "'80:http' is no port" in wrong.stderr) == (2, True)
-    nobody = run("port-forward", "nobody-has-this", "80")
-    assert nobody.returncode == 2
-    assert "nobody-has-this" in nobody.stderr
+    assert (wrong.returncode, "'80:http' is not a port" in wrong.stderr) == (2, True)
+    unknown = run("port-forward", "unknown-has-this", "80")
+    assert unknown.returncode == 2
+    assert "unknown-has-this" in unknown.stderr
 
 
 def test_an_ended_job_has_no_ports(on, make):

@@ -1,4 +1,4 @@
-"""Ranks of a compute end as interpreters end, whatever ends them: nothing that they hold is lost."""
+"""Ranks of a compute exit like normal interpreters, whatever ends them, so buffered data is not lost."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from waits import wait_for
 
 import windlass as kt
 
-GRACE_S = 600  # what only ends with it takes too long for any test
+GRACE_S = 600  # longer than any test, so nothing may end only because of it
 
 
 def wait_for_texts(shared):
-    """Exit handlers run before files are flushed: that they have run says nothing of what is written."""
+    """Wait for both files. Exit handlers run before files are flushed, so the markers are not enough."""
     shared.wait_for("0.ended", "1.ended")
     wait_for(
-        lambda: [shared.read(f"{rank}.txt") for rank in (0, 1)] == ["x", "x"], "all is there", 60
+        lambda: [shared.read(f"{rank}.txt") for rank in (0, 1)] == ["x", "x"],
+        "the files are flushed",
+        60,
     )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["teardown", "remove"])
-def test_an_object_loses_nothing_when_its_compute_goes(make, shared, how):
+def test_object_loses_no_data_when_its_compute_ends(make, shared, how):
     compute = make(grace_s=GRACE_S)
     writer = (
         kt.cls(tasks.Writer, init_args={"folder": shared.path})
@@ -36,11 +38,12 @@ def test_an_object_loses_nothing_when_its_compute_goes(make, shared, how):
     wait_for_texts(shared)
 
 
-def test_a_function_loses_nothing_when_its_call_is_interrupted(make, shared):
+def test_function_loses_no_data_when_its_call_is_interrupted(make, shared):
     compute = make(grace_s=GRACE_S)
     remote = kt.fn(tasks.write_and_wait).to(compute).distribute("spmd", workers=2)
     job = remote.submit(shared.path)
     shared.wait_for("0.waits", "1.waits")
     job.cancel(interrupt=True)
     wait_for_texts(shared)
-    assert kt.fn(tasks.whoami).to(compute)()["rank"] == 0  # the next call waits for no grace
+    # the next call does not wait for the grace period
+    assert kt.fn(tasks.whoami).to(compute)()["rank"] == 0

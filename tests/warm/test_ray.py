@@ -1,6 +1,6 @@
-"""Ray on the nodes of a compute, and of jobs beside it: one value, one cluster for all calls, losses.
+"""Ray on the nodes of a compute and of jobs beside it: one value, one cluster for all calls, losses.
 
-Skipped where Ray is not installed. Starting it takes seconds, so that tests share one compute.
+Skipped if Ray is not installed. Starting Ray takes seconds, so the tests share one compute.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ def compute(on):
     on.clean()
 
 
-def spread(compute: kt.Compute, function: Any) -> kt.Remote:
+def distribute(compute: kt.Compute, function: Any) -> kt.Remote:
     remote = kt.fn(function).to(compute)
     return remote.distribute(framework="ray", workers=1, worker_node_options=WORKER)
 
 
-def find_rays(home: Path, name: str, address: str = "") -> list[int]:
-    """Processes of Ray, of the node at an address."""
+def find_ray_processes(home: Path, name: str, address: str = "") -> list[int]:
+    """Return the PIDs of Ray's processes of that name, optionally only of the node at an address."""
     lines = [line for line in find_left_over(home) if name in line.split(" ", 2)[1]]
     at = f"--node_ip_address={address}" if address else ""
     return [int(line.partition(":")[0]) for line in lines if at in line]
 
 
 @pytest.mark.long
-def test_the_guides_snippet(compute):
-    """With fewer tasks: Ray starts a process for each that uses a GPU."""
-    assert spread(compute, run_ray_job)(6) == [f"Task {i} on GPU" for i in range(6)]
+def test_snippet_of_the_guide(compute):
+    """Fewer tasks than in the guide, because Ray starts a process for each that uses a GPU."""
+    assert distribute(compute, run_ray_job)(6) == [f"Task {i} on GPU" for i in range(6)]
 
 
-def test_all_calls_have_one_cluster_and_its_token_is_nowhere_to_be_read(compute, home):
-    first, second = spread(compute, look)(), spread(compute, look)()
+def test_calls_share_a_cluster_and_its_token_stays_secret(compute, home):
+    first, second = distribute(compute, look)(), distribute(compute, look)()
     assert first == second
     assert first["rank"] == ("0", "1")
     assert first["gpus"] == {"127.0.0.2": 0, "127.0.0.3": 1}
     assert len(first["token"]) == 64
-    assert find_rays(home, "raylet") != []
+    assert find_ray_processes(home, "raylet") != []
     assert not any(first["token"] in line for line in find_left_over(home))
     assert files_with(home, first["token"]) == []
     status = kt.attach(str(compute.nodes().ref)).status()
     assert "the 1 GPU(s) of node 1 are pretended" in [c.message for c in status.conditions]
 
 
-def test_the_dashboard_is_at_a_port_that_the_verb_names(compute):
-    spread(compute, look)()
-    # the page has what others leave of the machine, and starts seconds after the cluster
+def test_dashboard_is_at_the_port_that_port_forward_prints(compute):
+    distribute(compute, look)()
+    # the dashboard starts seconds after the cluster, and gets the remaining CPU time of the machine
     wait_for(lambda: is_healthy(find_page(compute.name)), "the dashboard answers", 240.0)
 
 
@@ -94,8 +94,8 @@ def is_healthy(page: str) -> bool:
 
 
 @pytest.mark.long
-def test_a_job_beside_it_has_a_cluster_of_its_own_and_gives_one_value(compute):
-    mine = spread(compute, look)()
+def test_job_beside_a_compute_has_its_own_cluster(compute):
+    mine = distribute(compute, look)()
     theirs = kt.run(look, framework="ray", nodes=2, gpus=2, pretend_gpus=True, cpus=1, quiet=True)
     assert theirs["gpus"] == {"127.0.0.2": 2, "127.0.0.3": 2}
     assert theirs["address"] != mine["address"]
@@ -103,34 +103,39 @@ def test_a_job_beside_it_has_a_cluster_of_its_own_and_gives_one_value(compute):
 
 
 @pytest.mark.long
-def test_a_lost_worker_is_said_and_comes_back(compute, home):
-    remote = spread(compute, look)
+def test_lost_worker_is_reported_and_replaced(compute, home):
+    remote = distribute(compute, look)
     remote()
-    [raylet] = find_rays(home, "raylet", "127.0.0.3")
+    [raylet] = find_ray_processes(home, "raylet", "127.0.0.3")
     os.kill(raylet, signal.SIGKILL)
     status = kt.attach(str(compute.nodes().ref)).status
-    wait_for(lambda: "ClusterNodeLost" in [c.reason for c in status().conditions], "it is said")
-    wait_for(lambda: find_rays(home, "raylet", "127.0.0.3") not in ([], [raylet]), "a new one")
-    wait_for(lambda: remote()["gpus"] == {"127.0.0.2": 0, "127.0.0.3": 1}, "it is back")
+    wait_for(
+        lambda: "ClusterNodeLost" in [c.reason for c in status().conditions], "the loss is reported"
+    )
+    wait_for(
+        lambda: find_ray_processes(home, "raylet", "127.0.0.3") not in ([], [raylet]),
+        "a new raylet",
+    )
+    wait_for(lambda: remote()["gpus"] == {"127.0.0.2": 0, "127.0.0.3": 1}, "the worker has joined")
 
 
 @pytest.mark.long
-def test_a_lost_head_ends_the_call_and_the_next_has_another(compute, home, tmp_path):
-    before = spread(compute, look)()
-    call = spread(compute, use_until_killed).submit(str(tmp_path / "flag"))
+def test_lost_head_fails_the_call_and_is_replaced(compute, home, tmp_path):
+    before = distribute(compute, look)()
+    call = distribute(compute, use_until_killed).submit(str(tmp_path / "flag"))
     wait_for((tmp_path / "flag").exists, "it runs")
-    [head] = find_rays(home, "gcs_server")
+    [head] = find_ray_processes(home, "gcs_server")
     os.kill(head, signal.SIGKILL)
     verdict = call.wait(60).verdict
     assert (verdict.kind.value, verdict.node) == ("lost node", 0)
     assert verdict.message.startswith("Ray's head on ")
-    after = spread(compute, look)()
+    after = distribute(compute, look)()
     assert after["address"] != before["address"]
     assert after["gpus"] == before["gpus"]
 
 
 @pytest.mark.long
-def test_fewer_gpus_than_asked_for_are_an_error_before_the_function_runs(make, tmp_path):
+def test_missing_gpus_are_an_error_before_the_function_runs(make, tmp_path):
     here = make(cpus="1")
     remote = (
         kt.fn(use_until_killed)
@@ -143,7 +148,7 @@ def test_fewer_gpus_than_asked_for_are_an_error_before_the_function_runs(make, t
 
 
 class RayJob:
-    """A job whose function uses its cluster until it is killed, and the processes of its Ray."""
+    """Job whose function uses its cluster until it is killed, with the processes of its Ray."""
 
     def __init__(self, home: Path, flag: Path) -> None:
         self._home = home
@@ -153,21 +158,24 @@ class RayJob:
             nodes=2,
             cpus=1,
             grace_s=1,
-            node_restarts=0,  # else a lost head begins the next attempt
+            node_restarts=0,  # otherwise a lost head starts the next attempt
         )
 
     def find(self, name: str = "", address: str = "") -> list[int]:
-        return [pid for pid in find_rays(self._home, name, address) if self._is_own(pid)]
+        return [pid for pid in find_ray_processes(self._home, name, address) if self._is_own(pid)]
 
     def _is_own(self, pid: int) -> bool:
-        """Not of the module's compute, whose Ray may start a process at any time."""
+        """Return whether a process belongs to this job.
+
+        The module's compute also runs Ray, which may start a process at any time.
+        """
         try:
             about = [Path(f"/proc/{pid}/{name}").read_bytes() for name in ("environ", "cmdline")]
         except OSError:
             return False
         return any(self.job.id.encode() in text for text in about)
 
-    def check_nothing_is_left(self) -> None:
+    def check_all_processes_have_exited(self) -> None:
         wait_until(lambda: self.find() == [], timeout_s=60.0)
         left = [f"{pid}:" for pid in self.find()]
         assert [line for line in find_left_over(self._home) if line.startswith(tuple(left))] == []
@@ -186,38 +194,40 @@ def ray_job(home, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("index", [0, 1])
-def test_nothing_of_ray_outlives_a_killed_agent(ray_job, index):
+def test_ray_processes_die_with_a_killed_agent(ray_job, index):
     job = ray_job.job
     [raylet] = ray_job.find("raylet", f"127.0.0.{2 + index}")
     os.kill(job.status().nodes[index].pid, signal.SIGKILL)
-    wait_for(lambda: raylet not in ray_job.find("raylet"), "its raylet is gone", 60.0)
+    wait_for(lambda: raylet not in ray_job.find("raylet"), "its raylet has exited", 60.0)
     if index:
-        assert job.status().phase.value == "running"  # Ray goes on without a worker
+        assert job.status().phase.value == "running"  # Ray continues without a worker
         job.cancel()
     job.wait(120)
-    ray_job.check_nothing_is_left()
+    ray_job.check_all_processes_have_exited()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "address"), [("gcs_server", ""), ("raylet", "127.0.0.2")])
-def test_a_killed_head_ends_the_attempt_and_nothing_of_ray_outlives_it(ray_job, name, address):
+def test_killed_head_ends_the_attempt_and_all_ray_processes(ray_job, name, address):
     [head] = ray_job.find(name, address)
     os.kill(head, signal.SIGKILL)
     status = ray_job.job.wait(120)
     assert status.phase.value == "failed"
     assert (status.verdict.kind.value, status.verdict.node) == ("lost node", 0)
     assert status.verdict.message.startswith("Ray's head on ")
-    ray_job.check_nothing_is_left()
+    ray_job.check_all_processes_have_exited()
 
 
 @pytest.mark.long
-def test_a_killed_worker_comes_back_and_goes_with_the_job(ray_job):
+def test_killed_worker_is_replaced_and_ends_with_the_job(ray_job):
     [raylet] = ray_job.find("raylet", "127.0.0.3")
     os.kill(raylet, signal.SIGKILL)
-    wait_for(lambda: ray_job.find("raylet", "127.0.0.3") not in ([], [raylet]), "a new one", 120.0)
+    wait_for(
+        lambda: ray_job.find("raylet", "127.0.0.3") not in ([], [raylet]), "a new raylet", 120.0
+    )
     job = ray_job.job
     assert job.status().phase.value == "running"
     assert "ClusterNodeLost" in [c.reason for c in job.status().conditions]
     job.cancel()
     job.wait(120)
-    ray_job.check_nothing_is_left()
+    ray_job.check_all_processes_have_exited()

@@ -1,4 +1,4 @@
-"""Ray in the pods of a compute. Skipped where no node of the cluster has an image with Ray."""
+"""Ray in the pods of a compute. Skipped if no cluster node has an image with Ray."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def compute(on):
 
 @pytest.fixture
 def remote(compute):
-    return spread(compute, look)
+    return distribute(compute, look)
 
 
-def spread(compute, function, workers=1, options=WORKER):
+def distribute(compute, function, workers=1, options=WORKER):
     remote = kt.fn(function).to(compute)
     return remote.distribute(framework="ray", workers=workers, worker_node_options=options)
 
 
-def test_the_guides_snippet(on, compute):
-    """A hundred tasks that use a GPU, which only the worker has: each is a process of its own to Ray."""
-    assert spread(compute, run_ray_job)() == [f"Task {i} on GPU" for i in range(100)]
+def test_snippet_of_the_guide(on, compute):
+    """The snippet runs a hundred GPU tasks, each in its own Ray process. Only the worker has GPUs."""
+    assert distribute(compute, run_ray_job)() == [f"Task {i} on GPU" for i in range(100)]
     gpus = {"nvidia.com/gpu": "4"}
     assert on.read_limits(compute) == {
         0: {"cpu": "1", "memory": "2Gi"},
@@ -53,20 +53,20 @@ def test_pods_form_a_cluster_that_stays_between_calls(remote):
     assert (first["address"], first["token"]) == (second["address"], second["token"])
 
 
-def test_a_pod_that_takes_the_place_of_a_lost_worker_joins(on, compute, remote):
+def test_replacement_pod_of_a_lost_worker_joins(on, compute, remote):
     before, uids = remote(), on.pod_uids(compute)
     on.end_node(compute, 1, ("", 0, ""))
-    wait_for(lambda: on.pod_uids(compute).get(1, uids[1]) != uids[1], "another pod")
+    wait_for(lambda: on.pod_uids(compute).get(1, uids[1]) != uids[1], "the pod is replaced")
     after = remote()
     assert after["address"] == before["address"]
     wait_for(lambda: len(remote()["gpus"]) == 2, "it has joined")
     assert on.pod_uids(compute)[0] == uids[0]
 
 
-def test_workers_of_another_size_take_their_place_and_node_0_stays(on, compute, remote):
+def test_workers_of_another_size_are_replaced_and_node_0_stays(on, compute, remote):
     remote()
     uids = on.pod_uids(compute)
-    other = spread(compute, look, options={**WORKER, "gpus": 2})
+    other = distribute(compute, look, options={**WORKER, "gpus": 2})
     assert sorted(other()["gpus"].values()) == [0, 2]
     assert on.read_limits(compute)[1]["nvidia.com/gpu"] == "2"
     assert on.pod_uids(compute)[0] == uids[0]

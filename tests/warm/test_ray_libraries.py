@@ -1,4 +1,4 @@
-"""Ray Train and Ray Data inside a cluster of ours, each once. Skipped where `ray[train]` is not installed."""
+"""Ray Train and Ray Data, each run once inside one of our clusters. Skipped without `ray[train]`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def compute(on):
     on.clean()
 
 
-def spread(compute, function):
+def distribute(compute, function):
     return kt.fn(function).to(compute).distribute("ray", workers=1)
 
 
 def test_torch_trainer(compute, tmp_path):
-    assert spread(compute, train_with_ray)(str(tmp_path)) == ""
+    assert distribute(compute, train_with_ray)(str(tmp_path)) == ""
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["2 2", "2 2"]
 
 
 def test_ray_data(compute):
-    assert spread(compute, sum_with_ray_data)() == 9900
+    assert distribute(compute, sum_with_ray_data)() == 9900

@@ -1,4 +1,4 @@
-"""The Ray snippet on KubeRay: a compute that is a RayCluster, with head and workers of their own sizes."""
+"""Ray snippet on KubeRay: a compute that is a RayCluster, with a head and workers of different sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IMAGE = "rayproject/ray:2.32.0-py311"
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
-def test_the_guides_snippet(space: Space, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_snippet_of_the_guide(space: Space, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     skip_where_missing(RAYCLUSTER, space)
     names = [
         name

@@ -1,4 +1,4 @@
-"""The ways to Ray besides `.distribute`: decorators, a deployed name, the command line."""
+"""Other ways to use Ray than `.distribute`: decorators, a deployed name, and the command line."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def test_decorated_and_by_its_deployed_name(on, project):
     try:
         first = count_gpus()
         assert first[0] == 3
-        assert kt.get("count_gpus")() == first  # its cluster is as it was deployed
+        assert kt.get("count_gpus")() == first  # the deployed cluster is used
     finally:
         deployed.teardown()
 
 
-def test_by_the_command_line(on):
+def test_command_line(on):
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "windlass.cli.main", "run", "ray_tasks.py::look", "--json"),

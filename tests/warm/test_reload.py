@@ -1,4 +1,4 @@
-"""Hot reload: edit a module of the project and call again; what runs is what is on disk."""
+"""Hot reload: the next call runs edited modules as they are on disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def keep(request):
 
 @pytest.fixture
 def send(warm, keep):
-    """A function on two nodes."""
+    """Return a function that makes a remote on two nodes."""
 
     def send(function):
         return kt.fn(function, keep=keep).to(warm).distribute("spmd", workers=2)
@@ -41,7 +41,7 @@ def values(found):
     return [value for value, _ in found]
 
 
-def test_an_edited_module_runs_as_it_is(project, send):
+def test_edited_module_is_reloaded(project, send):
     edit(project, 1)
     remote = send(project.load("{stem}").value)
     assert values(remote()) == [1, 1]
@@ -66,7 +66,7 @@ def test_kept_processes_reload_in_place(project, warm):
     assert remote() == (2, before)
 
 
-def test_what_a_changed_module_imports_is_new_too(project, send):
+def test_imports_of_a_changed_module_are_reloaded(project, send):
     project.write("{stem}_low.py", "VALUE = 1")
     project.write("{stem}.py", "from {stem}_low import VALUE\ndef value():\n    return VALUE, 0\n")
     remote = send(project.load("{stem}").value)
@@ -116,13 +116,13 @@ def test_packages_that_only_ranks_import_may_have_any_name(project, send, name):
     project.write("{stem}.py", head + lazy)
     remote = send(project.load("{stem}").value)
     assert values(remote()) == [1, 1]
-    assert values(remote()) == [1, 1]  # the first look at files is over
+    assert values(remote()) == [1, 1]  # the first scan of the files is over
     edit_low(2)
     assert values(remote()) == [2, 2]
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
-def test_packages_behind_a_link(on, project, send, tmp_path, inside):
+def test_linked_packages(on, project, send, tmp_path, inside):
     if on.space and not inside:
         pytest.skip("a link out of the project is refused where files travel")
     real = project.folder / "real" if inside else tmp_path / "elsewhere"
@@ -133,7 +133,7 @@ def test_packages_behind_a_link(on, project, send, tmp_path, inside):
     project.write("{stem}.py", LAZY.replace("{name}", name))
     remote = send(project.load("{stem}").value)
     assert values(remote()) == [1, 1]
-    assert values(remote()) == [1, 1]  # the first look at files is over
+    assert values(remote()) == [1, 1]  # the first scan of the files is over
     (real / "low.py").write_text("VALUE = 2")
     assert values(remote()) == [2, 2]
     assert values(remote()) == [2, 2]
@@ -150,19 +150,19 @@ def test_modules_that_are_links(project, send, tmp_path):
     project.write("{stem}.py", f"def value():\n    import {low}\n    return {low}.VALUE, 0\n")
     remote = send(project.load("{stem}").value)
     assert values(remote()) == [1, 1]
-    assert values(remote()) == [1, 1]  # the first look at files is over
+    assert values(remote()) == [1, 1]  # the first scan of the files is over
     edit_low(2)
     assert values(remote()) == [2, 2]
 
 
-def test_a_project_that_is_reached_through_a_link(project, send, tmp_path, monkeypatch):
+def test_project_reached_through_a_link(project, send, tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(project.folder)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(project.folder)])
     monkeypatch.syspath_prepend(str(tmp_path / "link"))
     edit(project, 1)
     remote = send(project.load("{stem}").value)
     assert values(remote()) == [1, 1]
-    assert values(remote()) == [1, 1]  # the first look at files is over
+    assert values(remote()) == [1, 1]  # the first scan of the files is over
     edit(project, 2)
     assert values(remote()) == [2, 2]
     project.write(
@@ -171,7 +171,7 @@ def test_a_project_that_is_reached_through_a_link(project, send, tmp_path, monke
     assert values(remote(3)) == [3, 3]
 
 
-def test_modules_that_come_and_go(project, send):
+def test_added_and_removed_modules(project, send):
     lazy = """
     def value():
         try:
@@ -191,7 +191,7 @@ def test_modules_that_come_and_go(project, send):
     assert values(remote()) == [3, 3]
 
 
-def test_a_function_that_grew_a_parameter(project, send):
+def test_function_with_a_new_parameter(project, send):
     project.write("{stem}.py", "def value(a):\n    return a, 0\n")
     remote = send(project.load("{stem}").value)
     assert values(remote(1)) == [1, 1]
@@ -199,7 +199,7 @@ def test_a_function_that_grew_a_parameter(project, send):
     assert values(remote(1, 2)) == [3, 3]
 
 
-def test_a_syntax_error_is_raised_here_with_its_line_and_nothing_is_lost(project, send, keep):
+def test_syntax_error_is_raised_by_the_client_with_its_line(project, send, keep):
     edit(project, 1)
     remote = send(project.load("{stem}").value)
     before = remote()
@@ -231,7 +231,7 @@ def test_a_syntax_error_in_a_module_that_only_ranks_import(project, send):
     assert values(remote()) == [3, 3]
 
 
-def test_an_edit_during_a_call_is_seen_by_the_next(project, send, shared):
+def test_edit_during_a_call_applies_to_the_next(project, send, shared):
     source = """
     import os
     import time
@@ -255,7 +255,7 @@ def test_an_edit_during_a_call_is_seen_by_the_next(project, send, shared):
     assert values(remote(shared.path)) == [2, 2]
 
 
-def test_reload_never_runs_what_was_there(project, warm):
+def test_reload_never_keeps_the_old_code(project, warm):
     edit(project, 1)
     remote = kt.fn(project.load("{stem}").value, keep="process", reload="never").to(warm)
     assert remote()[0] == 1
@@ -263,7 +263,7 @@ def test_reload_never_runs_what_was_there(project, warm):
     assert remote()[0] == 1
 
 
-def test_data_files_travel_as_they_are(project, send):
+def test_changed_data_files_are_sent(project, send):
     source = "def value():\n    with open('{stem}.txt') as file:\n        return file.read(), 0\n"
     project.write("{stem}.py", source)
     project.write("{stem}.txt", "one")
@@ -273,7 +273,7 @@ def test_data_files_travel_as_they_are(project, send):
     assert values(remote()) == ["two", "two"]
 
 
-def test_an_object_keeps_its_state_and_has_the_new_methods(project, warm):
+def test_object_keeps_its_state_and_gets_new_methods(project, warm):
     source = """
     class Counter:
         def __init__(self):
@@ -295,7 +295,7 @@ def test_an_object_keeps_its_state_and_has_the_new_methods(project, warm):
 
 @pytest.fixture
 def cell(monkeypatch):
-    """Runs source as a notebook runs a cell: in a __main__ without a file."""
+    """Return a function that runs source like a notebook cell, in a __main__ without a file."""
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
 
@@ -306,7 +306,7 @@ def cell(monkeypatch):
     return run
 
 
-def test_a_function_of_a_cell_runs_as_it_was_last_defined(project, warm, cell, keep):
+def test_function_of_a_cell_runs_as_last_defined(project, warm, cell, keep):
     main = cell("BASE = 1\ndef helper():\n    return BASE\ndef value():\n    return helper() + 1")
     remote = kt.fn(main.value, keep=keep).to(warm).distribute("spmd", workers=2)
     assert remote() == [2, 2]
@@ -320,7 +320,7 @@ def test_a_function_of_a_cell_runs_as_it_was_last_defined(project, warm, cell, k
 @pytest.mark.parametrize("kind", ["function", "class"])
 def test_tracebacks_of_a_cell_show_its_lines(project, warm, cell, monkeypatch, kind):
     def run(name, source):
-        """As a notebook does, which keeps each cell's lines under a name of its own."""
+        """Run source like a notebook that keeps each cell's lines under a separate name."""
         lines = source.splitlines(keepends=True)
         monkeypatch.setitem(linecache.cache, name, (len(source), None, lines, name))
         main = cell("")
@@ -346,7 +346,7 @@ def test_tracebacks_of_a_cell_show_its_lines(project, warm, cell, monkeypatch, k
 
 
 @pytest.mark.cluster_only
-def test_tracebacks_of_a_script_show_its_lines_elsewhere(project, warm, start_client):
+def test_tracebacks_of_a_script_show_its_lines_on_a_cluster(project, warm, start_client):
     code = """
     def fail():
         raise ValueError("here")  # in a script
@@ -371,7 +371,7 @@ def test_a_function_of_a_script(project, warm, start_client):
     assert client.finish() == "8\n"
 
 
-def test_a_reload_that_failed_is_done_again(project, warm):
+def test_failed_reload_is_retried(project, warm):
     project.write("{stem}_low.py", "VALUE = 1\n")
     project.write(
         "{stem}_top.py",

@@ -1,4 +1,7 @@
-"""Functions of a script on nodes of another Python: found by file where the script guards its main part."""
+"""Functions of a script on nodes with another Python.
+
+They are found by file if the script guards its main part.
+"""
 
 from __future__ import annotations
 
@@ -71,12 +74,12 @@ def run(folder, last):
     return done.stdout, minor
 
 
-def test_a_script_that_guards_its_main_part(on, tmp_path):
+def test_script_with_a_main_guard(on, tmp_path):
     out, minor = run(tmp_path, 'if __name__ == "__main__":\n    main()\n')
     assert out.splitlines() == [f"(3, {minor})", f"(3, {minor})", "Wrong: as asked"]
 
 
-def test_a_script_that_does_not_is_told_to(on, tmp_path):
+def test_script_without_a_main_guard_gets_a_hint(on, tmp_path):
     out, minor = run(tmp_path, "main()\n")
     assert f"but the nodes run 3.{minor}" in out
     assert 'if __name__ == "__main__":' in out

@@ -1,4 +1,4 @@
-"""What nodes have before ranks start: an image's steps and variables, secrets, volumes."""
+"""Setup of nodes before ranks start: image steps, variables, secrets and volumes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.long
 
 
 def image(on, command=""):
-    """An image with a step that leaves a line, if asked for."""
+    """Return an image, with a step that runs `command` if one is given."""
     found = kt.Image(on.space.image if on.space else "")
     return found.run(command) if command else found
 
@@ -27,13 +27,13 @@ def count(shared, name):
     return len(shared.read(name).splitlines()) if shared.exists(name) else 0
 
 
-def test_steps_run_once_a_node_and_again_when_they_change(on, make, shared):
+def test_steps_run_once_per_node_and_again_when_changed(on, make, shared):
     command = f"python3 -c \"open('{shared.path}/NAME', 'a').write('x' + chr(10))\""
     first = make(image=image(on, command.replace("NAME", "first")))
     remote = kt.fn(tasks.find_agent).to(first).distribute("spmd", workers=2)
     agents = remote()
     assert remote() == agents
-    # nodes of one machine share what steps install, as they share all else
+    # local nodes share one environment, so a step runs once for all
     times = 2 if on.space else 1
     assert count(shared, "first") == times
     second = make(name=first.name, image=image(on, command.replace("NAME", "second")))
@@ -43,7 +43,7 @@ def test_steps_run_once_a_node_and_again_when_they_change(on, make, shared):
     assert (count(shared, "first"), count(shared, "second")) == (times, times)
 
 
-def test_a_step_that_fails_is_the_calls_failure_and_is_tried_again(on, make, shared):
+def test_failed_step_fails_the_call_and_is_retried(on, make, shared):
     command = f"python3 -c \"import os, sys; sys.exit(not os.path.exists('{shared.path}/ready'))\""
     remote = kt.fn(tasks.echo).to(make(image=image(on, command)))
     with pytest.raises(kt.StepFailed) as caught:
@@ -75,8 +75,8 @@ def test_variables_of_the_image_reach_ranks(on, make):
     assert read("COLOUR", "SIZE") == {"COLOUR": "red", "SIZE": "4"}
 
 
-def test_torch_works_after_a_change_of_the_set_up(on, make):
-    """The store that waited for the next call went with the fork server."""
+def test_torch_works_after_a_setup_change(on, make):
+    """The store prepared for the next call was lost with the fork server."""
     compute = make()
     assert kt.fn(tasks.all_reduce).to(compute).distribute("pytorch", workers=2)(1) == [3, 3]
     again = make(name=compute.name, env={"COLOUR": "red"})
@@ -95,7 +95,7 @@ def test_variables_of_the_image_reach_steps(on, make, shared):
 # -- secrets -------------------------------------------------------------------------------------
 
 
-def test_secrets_of_the_environment_reach_ranks_and_nobody_else(on, make, home, monkeypatch):
+def test_secrets_of_the_environment_reach_only_ranks(on, make, home, monkeypatch):
     word = secrets.token_hex(16)
     monkeypatch.setenv("API_KEY", word)
     given = kt.Secret.from_env(["API_KEY"])
@@ -111,8 +111,8 @@ def test_secrets_of_the_environment_reach_ranks_and_nobody_else(on, make, home, 
             assert word.encode() not in path.read_bytes(), path
 
 
-def test_a_set_up_that_a_cancelled_call_has_begun_serves_the_next_one(on, make, shared):
-    """Its steps go on; ranks that are forked once they are done must not be taken for older ones."""
+def test_setup_started_by_a_cancelled_call_is_used_by_the_next(on, make, shared):
+    """The steps continue. Ranks forked after them must not be mistaken for older ones."""
     wait = f"while [ ! -e {shared.path}/go ]; do sleep 0.05; done"
     compute = make(image=image(on, f"touch {shared.path}/begun; {wait}"))
     remote = kt.fn(tasks.echo).to(compute)
@@ -126,7 +126,7 @@ def test_a_set_up_that_a_cancelled_call_has_begun_serves_the_next_one(on, make, 
     assert remote(3) == ((3,), {})
 
 
-def test_secrets_stay_when_the_set_up_changes(on, make, monkeypatch):
+def test_secrets_stay_when_the_setup_changes(on, make, monkeypatch):
     monkeypatch.setenv("API_KEY", "word")
     given = [kt.Secret.from_env(["API_KEY"])]
     compute = make(secrets=given)
@@ -136,7 +136,7 @@ def test_secrets_stay_when_the_set_up_changes(on, make, monkeypatch):
     assert read("API_KEY", "COLOUR") == {"API_KEY": "word", "COLOUR": "red"}
 
 
-def test_a_secret_that_changed_reaches_live_nodes_and_nobody_else(on, make, home, monkeypatch):
+def test_changed_secret_reaches_only_live_nodes(on, make, home, monkeypatch):
     old, new = secrets.token_hex(16), secrets.token_hex(16)
     monkeypatch.setenv("API_KEY", old)
     compute = make(secrets=[kt.Secret.from_env(["API_KEY"])])
@@ -158,7 +158,7 @@ def test_a_secret_that_is_not_set_is_refused_before_anything_starts(on, monkeypa
     compute = on.make(secrets=[kt.Secret.from_env(["NO_SUCH_KEY"])])
     with pytest.raises(kt.SpecError, match="NO_SUCH_KEY"):
         kt.fn(tasks.echo).to(compute)
-    compute.name = ""  # there is nothing to take down
+    compute.name = ""  # no compute was started, so none has to be torn down
 
 
 @pytest.mark.cluster_only("there are no Secrets of the cluster on one machine")

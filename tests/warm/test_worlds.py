@@ -1,4 +1,4 @@
-"""Which processes run a call: fresh ones, kept ones, and objects that live in kept ones."""
+"""Processes that run a call: fresh ones, kept ones, and kept ones that hold objects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_kept_and_fresh_calls_do_not_disturb_each_other(warm):
     first = [each["pid"] for each in kept()]
     for there, pid in zip(
         fresh(), first, strict=True
-    ):  # each on its own node, where pids are its own
+    ):  # compared by node, because PIDs are only unique there
         assert there["pid"] != pid
     assert [each["pid"] for each in kept()] == first
 
@@ -69,13 +69,13 @@ def test_a_process_group_of_an_object_is_kept(warm):
     assert [counter.all_reduce(value) for value in (1, 2, 3)] == [[2, 2], [4, 4], [6, 6]]
 
 
-def test_another_object_of_the_class_starts_anew(warm):
+def test_another_object_of_the_class_has_its_own_state(warm):
     first = kt.cls(tasks.Counter, init_args=(3,)).to(warm)
     assert first.add() == 4
     assert kt.cls(tasks.Counter, init_args=(10,)).to(warm).add() == 11
 
 
-def test_a_class_is_not_called_itself(warm):
+def test_class_remote_is_not_callable(warm):
     counter = kt.cls(tasks.Counter).to(warm)
     with pytest.raises(kt.SpecError, match="call its methods"):
         counter()
@@ -83,7 +83,7 @@ def test_a_class_is_not_called_itself(warm):
         counter.no_such()
 
 
-def test_a_rank_of_an_object_that_dies_fails_the_call_and_the_next_makes_it_anew(warm):
+def test_dead_rank_fails_the_call_and_the_next_recreates_the_object(warm):
     counter = kt.cls(tasks.Counter, init_args=(1,)).to(warm).distribute("spmd", workers=2)
     assert counter.add() == [2, 2]
     with pytest.raises(kt.RankFailed, match="rank 1"):
@@ -117,13 +117,13 @@ def test_the_master_address_is_this_machine(warm):
     assert len({each["master"] for each in found}) == 1
 
 
-def test_a_lone_rank_is_told_of_no_store_and_meets_itself(warm):
-    """So that processes it starts can meet by themselves; each world that is alone has a port of its own."""
+def test_single_rank_has_no_agent_store(warm):
+    """Processes that the rank starts can then meet by themselves. Each single-rank world has its own port."""
     kept = kt.cls(tasks.Counter).to(warm).distribute("pytorch", workers=1)
     fresh = kt.fn(tasks.all_reduce).to(warm).distribute("pytorch", workers=1)
     many = kt.fn(tasks.all_reduce).to(warm).distribute("pytorch", workers=2)
     look = kt.fn(tasks.environment).to(warm).distribute("pytorch", workers=2)
-    assert kept.add(1) == [1]  # its port waits for it from here on
+    assert kept.add(1) == [1]  # its port is reserved from here on
     assert many(5) == [11, 11]
     assert fresh(5) == [5]
     assert kept.all_reduce(5) == [5]
@@ -137,7 +137,7 @@ def test_a_lone_rank_is_told_of_no_store_and_meets_itself(warm):
 @pytest.mark.long
 @pytest.mark.local_only
 @pytest.mark.parametrize("on_compute", [True, False], ids=["compute", "remote"])
-def test_a_range_of_nodes_is_all_of_them_where_they_are_to_be_had(make, on_compute):
+def test_node_range_uses_the_maximum_if_available(make, on_compute):
     compute = make()
     if on_compute:
         remote = kt.fn(tasks.whoami).to(compute.distribute("spmd", workers="2:4"))
@@ -149,7 +149,7 @@ def test_a_range_of_nodes_is_all_of_them_where_they_are_to_be_had(make, on_compu
 
 
 @pytest.mark.cluster_only
-def test_a_range_of_nodes_is_fewer_where_more_are_not_to_be_had(make, capfd):
+def test_node_range_uses_fewer_if_more_are_unavailable(make, capfd):
     """The cluster has two machines, and no two of these nodes may share one."""
     compute = make(spread="hard").distribute("spmd", workers="1:3")
     remote = kt.fn(tasks.whoami).to(compute)

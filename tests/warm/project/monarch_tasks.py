@@ -1,4 +1,4 @@
-"""What the tests of Monarch have run on node 0, and the actors that they have on all nodes."""
+"""Functions that the Monarch tests run on node 0, and the actors that they spawn on all nodes."""
 
 from __future__ import annotations
 
@@ -38,13 +38,19 @@ def spawn(mesh):
 
 
 def greet(mesh, name, times=1):
-    """The mesh is given, the arguments are the caller's."""
+    """Return the greetings and the mesh sizes.
+
+    The mesh is passed in, and the other arguments come from the caller.
+    """
     values = spawn(mesh).greet.call(name * times).get(timeout=60)
     return {"sizes": dict(mesh.sizes), "said": [said for _, said in values.items()]}
 
 
 def greet_until(mesh, name, flag):
-    """Keeps its actors until somebody has made the flag: Monarch may lose the last lines of one that ends."""
+    """Keep the actors until the flag file exists.
+
+    Monarch may lose the last lines of an actor that ends.
+    """
     actors = spawn(mesh)
     values = actors.greet.call(name).get(timeout=60)
     end_s = time.monotonic() + 60
@@ -54,7 +60,7 @@ def greet_until(mesh, name, flag):
 
 
 def look():
-    """Asks for its mesh itself."""
+    """Look at the workers of a mesh that the function itself requests."""
     import windlass.monarch
 
     mesh = windlass.monarch.host_mesh()
@@ -72,7 +78,7 @@ def raise_in_actor(mesh):
 
 
 def lose_actor(mesh):
-    """Nobody waits for the actor that ends, so that nobody can handle it."""
+    """Let an actor exit although no caller waits for it, so that its failure cannot be handled."""
     spawn(mesh).end.broadcast()
     time.sleep(60)
 
@@ -87,7 +93,7 @@ def sleep_with_actors(mesh):
 
 
 class Keeper:
-    """Keeps its actors between calls."""
+    """Object that keeps its actors between calls."""
 
     def __init__(self, mesh):
         self.actors = spawn(mesh)

@@ -1,4 +1,4 @@
-"""What listens on node 0 in the tests of `port-forward`."""
+"""Server that runs on node 0 in the tests of `port-forward`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 
 def answer(port, num_connections):
-    """Answer each connection with what it says, in capitals."""
+    """Answer each connection with the received bytes in upper case."""
     with socket.create_server(("", port)) as server:
         for _ in range(num_connections):
             connection, _ = server.accept()

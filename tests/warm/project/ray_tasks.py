@@ -1,4 +1,4 @@
-"""What the tests of Ray have run on node 0."""
+"""Functions that the Ray tests run on node 0."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_ray_job(num_tasks=100):
 
 
 def look():
-    """What a call sees of its cluster; no address is given."""
+    """Return what a call sees of its cluster. It finds the cluster without an address."""
     import ray
 
     ray.init()
@@ -61,7 +61,7 @@ def train_loop(config):
 
 
 def train_with_ray(folder):
-    """Ray Train's own trainer inside, with two workers."""
+    """Run Ray Train's own trainer inside the call, with two workers."""
     import ray
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer

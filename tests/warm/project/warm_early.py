@@ -1,4 +1,4 @@
-"""Sets a variable before it imports torch, as a script may."""
+"""Module that sets a variable before it imports torch, as a script may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What ranks run in the tests of warm compute: importable, so it travels by reference."""
+"""Functions and classes that ranks run in the warm compute tests.
+
+The module is importable, so they are sent by reference.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def environment(*names: str) -> dict[str, str | None]:
 
 
 def whoami() -> dict[str, Any]:
-    """Which rank this is, and which process of which agent."""
+    """Return the rank, the PID and the agent of this process."""
     return {
         "rank": int(os.environ["RANK"]),
         "world": int(os.environ["WORLD_SIZE"]),
@@ -37,7 +40,10 @@ def whoami() -> dict[str, Any]:
 
 
 def find_agent() -> tuple[str, int, str]:
-    """The agent above this rank: another one has another pid, or another start."""
+    """Return host, PID and start time of this rank's agent.
+
+    A new agent has another PID or start time.
+    """
     agent = _read_stat(os.getppid())[1]
     return socket.gethostname(), int(agent), _read_stat(int(agent))[19]
 
@@ -55,14 +61,14 @@ def wait_for_file(path: str) -> None:
 
 
 def block(started: str, until: str) -> int:
-    """Say that it runs, and go on once it may."""
+    """Create the `started` file, and return once the `until` file exists."""
     Path(started).touch()
     wait_for_file(until)
     return os.getpid()
 
 
 def take_time(word: str, seconds: float = 0.05) -> tuple[str, float, float]:
-    """When it ran; the clock is the machine's, so that calls can be compared."""
+    """Return when the call ran, by a clock that all processes of the machine share."""
     begun = time.clock_gettime(time.CLOCK_BOOTTIME)
     time.sleep(seconds)
     return word, begun, time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -74,7 +80,7 @@ def append(path: str, word: str) -> None:
 
 
 def kill_fork_server() -> None:
-    """The parent of a rank; its ranks and its store go with it."""
+    """Kill the parent of rank 0, and with it the node's ranks and their store."""
     if os.environ["RANK"] == "0":
         os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
@@ -92,13 +98,13 @@ def all_reduce(value: int = 1) -> int:
 
 
 def count_up(last: int) -> Iterator[int]:
-    """As a generator; what it returns is the call's result."""
+    """Yield numbers from a generator whose return value is the call's result."""
     yield from range(last)
     return "end"
 
 
 def count_slowly(folder: str) -> Iterator[str]:
-    """Yields the second word only once somebody has seen the first."""
+    """Yield the second word only after the caller has seen the first."""
     yield "first"
     wait_for_file(f"{folder}/seen")
     yield "second"
@@ -110,7 +116,7 @@ def yield_and_raise() -> Iterator[int]:
 
 
 class Wrong(Exception):
-    """An exception with more than a message."""
+    """Exception with more than a message."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message, number)
@@ -118,7 +124,7 @@ class Wrong(Exception):
 
 
 class Demanding(Exception):
-    """One that cannot be made from its arguments."""
+    """Exception that cannot be created from its `args`."""
 
     def __init__(self, message: str, *, code: int) -> None:
         super().__init__(f"{message}!")
@@ -141,7 +147,7 @@ def leave(rank: int, code: int) -> None:
 
 
 def die(rank: int, folder: str) -> None:
-    """One rank is killed; the others wait for what never comes."""
+    """Kill one rank, while the others wait for a file that never appears."""
     if int(os.environ["RANK"]) == rank:
         os.kill(os.getpid(), signal.SIGKILL)
     wait_for_file(f"{folder}/never")
@@ -160,19 +166,19 @@ def own_timeout(timeout: float) -> float:
 
 
 def read_peak(pid: int | str = "self") -> int:
-    """The most memory of its own that a process has had, in bytes."""
+    """Return the peak resident memory of a process in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def double(array: Any) -> Any:
-    """The array twice over, in its own memory; ranks may write to what they are given."""
+    """Double the array in place, because ranks may write to their arguments."""
     array *= 2
     return array
 
 
 def measure(array: Any) -> tuple[int, int, int]:
-    """Size of what came, and what this rank and its agent have needed at most."""
+    """Return the array's length, and the peak memory of this rank and of its agent."""
     return len(array), read_peak(), read_peak(find_agent()[1])
 
 
@@ -189,7 +195,7 @@ def make_torch(length: int) -> Any:
 
 
 class Awkward:
-    """It has methods of the names that a remote object has, and an inherited one."""
+    """Class with methods that have the names of a remote object's methods."""
 
     def name(self) -> str:
         return "its own name"
@@ -227,7 +233,7 @@ class StillAwkward(Awkward):
 
 
 class Counter:
-    """An object that lives on ranks."""
+    """Object that lives on ranks."""
 
     def __init__(self, start: int = 0, folder: str = "") -> None:
         self.count = start
@@ -249,7 +255,7 @@ class Counter:
         return self.born
 
     def all_reduce(self, value: int) -> int:
-        """Over a process group that is made once."""
+        """Sum over a process group that is created once."""
         import torch
         import torch.distributed as dist
 
@@ -268,14 +274,14 @@ class Counter:
 
 
 class Callable:
-    """An object that can be called itself."""
+    """Object that is callable."""
 
     def __call__(self, number: int) -> int:
         return number + 1
 
 
 class Held:
-    """An object whose method is called elsewhere: it travels with it."""
+    """Object that is sent with its bound method."""
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -297,7 +303,7 @@ def kill(pid: int) -> None:
 
 
 def find_waiting() -> list[int]:
-    """The ranks of this node that wait for the next call; they are forked while this one runs."""
+    """Return the ranks of this node that were forked for the next call, while this one runs."""
     server = os.getppid()
     deadline = time.monotonic() + _WAIT_S
     while time.monotonic() < deadline:
@@ -310,7 +316,7 @@ def find_waiting() -> list[int]:
 
 
 def _lives(pid: str) -> bool:
-    """Whether it is more than an entry that its parent has not looked at yet."""
+    """Return whether a process is alive and not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -318,7 +324,7 @@ def _lives(pid: str) -> bool:
 
 
 def kill_waiting(rank: int) -> int:
-    """End those that wait for the next call on one rank's node; how many that were."""
+    """Kill the waiting ranks on one rank's node, and return how many there were."""
     waiting = find_waiting() if int(os.environ["RANK"]) == rank else []
     for pid in waiting:
         kill(pid)
@@ -326,7 +332,7 @@ def kill_waiting(rank: int) -> int:
 
 
 class Writer:
-    """Keeps a file open, and tells when its process ends."""
+    """Object that keeps a file open, and creates a marker when its process exits."""
 
     def __init__(self, folder: str) -> None:
         path = f"{folder}/{os.environ['RANK']}"
@@ -338,7 +344,7 @@ class Writer:
 
 
 def write_and_wait(folder: str) -> None:
-    """The same in a function, which then waits for somebody to interrupt it."""
+    """Do what `Writer` does in a function, then wait until it is interrupted."""
     writer = Writer(folder)
     globals()["_writer"] = writer
     writer.put("x")
