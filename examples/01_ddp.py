@@ -1,4 +1,4 @@
-"""A real DDP training, small enough to watch: which arm of a spiral does a point lie on?
+"""A small DDP training that classifies points by the arm of a spiral they lie on.
 
 windlass run examples/01_ddp.py --nodes 2 --procs 2
 torchrun --nproc-per-node 2 examples/01_ddp.py              # the same file, unchanged
@@ -16,7 +16,7 @@ NUM_POINTS, NUM_EPOCHS = 1536, 24
 
 
 def make_spiral() -> TensorDataset:
-    """Three arms, one a class; the same on every rank."""
+    """Return points of three arms, one per class, which are the same on every rank."""
     rng = torch.Generator().manual_seed(0)
     arm = torch.arange(NUM_POINTS) % 3
     radius = torch.rand(NUM_POINTS, generator=rng)
@@ -28,7 +28,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     data = make_spiral()
-    sampler = DistributedSampler(data)  # each rank sees its own part
+    sampler = DistributedSampler(data)  # each rank gets its own part
     batches = DataLoader(data, batch_size=128 // dist.get_world_size(), sampler=sampler)
     layers = nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)
     model = DistributedDataParallel(nn.Sequential(*layers))

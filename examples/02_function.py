@@ -1,4 +1,4 @@
-"""A function on every rank, from Python: what each rank returns comes back, in rank order.
+"""A Python function that runs on every rank and returns a list of results, in rank order.
 
 python examples/02_function.py
 """
@@ -37,7 +37,7 @@ def main() -> None:
 
     try:
         wl.run(fail_on, args=[1], procs=2, quiet=True)
-    except ZeroDivisionError as error:  # of its own type, with the rank's traceback as the cause
+    except ZeroDivisionError as error:  # the original type, with the rank's traceback as its cause
         print(f"came back as {type(error).__name__}: {error}")
 
 

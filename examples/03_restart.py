@@ -1,4 +1,4 @@
-"""A training that loses a rank half-way, and goes on from its last checkpoint.
+"""A training that loses a rank half-way and resumes from its last checkpoint.
 
 windlass run examples/03_restart.py --procs 2 --restarts 1
 """
@@ -37,7 +37,9 @@ def main() -> None:
         optimizer.step()
         wl.report(step=step, total=TOTAL, loss=loss)
         if rank == 0 and step % SAVE_EVERY == 0:
-            beside = checkpoint.with_suffix(".new")  # write beside, then rename: never half a file
+            beside = checkpoint.with_suffix(
+                ".new"
+            )  # rename when complete, so no partial file is loaded
             torch.save((step, model.state_dict()), beside)
             beside.replace(checkpoint)
         if rank == 1 and step == FAIL_AT and attempt == 0:
@@ -45,7 +47,7 @@ def main() -> None:
 
     if rank == 0:
         checkpoint.unlink()
-        print(f"attempt {attempt} went on from step {first}, final loss {loss:.6f}")
+        print(f"attempt {attempt} resumed from step {first}, final loss {loss:.6f}")
     if loss > 1e-3:
         raise RuntimeError(f"did not converge: loss {loss:.6f}")
     dist.destroy_process_group()

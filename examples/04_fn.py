@@ -1,8 +1,9 @@
-"""fn: a function on nodes that stay. Call it, edit it, call it again: the new code runs at once.
+"""fn: a function on nodes that stay up. Call it, edit it and call it again: the new code runs immediately.
 
     python examples/04_fn.py
 
-On a cluster if your kubeconfig names one (WINDLASS_IMAGE names an image with torch), else on this machine.
+Runs on a cluster if your kubeconfig has one, with torch from the image in WINDLASS_IMAGE. Otherwise it runs
+on this machine.
 """
 
 import sys
@@ -27,7 +28,7 @@ def train(lr: float) -> float:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:  # stands for your project
+    with tempfile.TemporaryDirectory() as folder:  # stands in for your project
         script = Path(folder, "training.py")
         script.write_text(CODE)
         sys.path.insert(0, folder)
@@ -37,7 +38,7 @@ def main() -> None:
         remote = wl.fn(train).to(compute).distribute("pytorch", workers=2, procs=2)
         call("first call", remote)
         call("second call", remote)
-        script.write_text(CODE.replace("loss.item()", "10 * loss.item()"))  # your editor does this
+        script.write_text(CODE.replace("loss.item()", "10 * loss.item()"))  # as your editor would
         call("after an edit", remote)
         compute.teardown()
 

@@ -1,8 +1,9 @@
-"""cls: an object that lives on every rank: model, process group and step count stay between calls.
+"""cls: an object on every rank that keeps its model, process group and step count between calls.
 
     python examples/05_cls.py
 
-On a cluster if your kubeconfig names one (WINDLASS_IMAGE names an image with torch), else on this machine.
+Runs on a cluster if your kubeconfig has one, with torch from the image in WINDLASS_IMAGE. Otherwise it runs
+on this machine.
 """
 
 import windlass as wl
@@ -16,14 +17,14 @@ class Trainer:
         import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
 
-        dist.init_process_group("gloo")  # once: the ranks are kept
+        dist.init_process_group("gloo")  # only once, because the ranks stay alive
         torch.manual_seed(dist.get_rank())
         self.model = DistributedDataParallel(torch.nn.Linear(1, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr)
         self.num_steps = 0
 
     def fit(self, num_steps: int) -> float:
-        """Train on; the loss of the last step."""
+        """Continue training, and return the loss of the last step."""
         import torch
 
         for _ in range(num_steps):
@@ -45,7 +46,7 @@ def main() -> None:
     remote = wl.cls(Trainer, init_args={"lr": 0.1}).to(compute).distribute("pytorch", workers=2)
     for _ in range(3):
         remote.fit(20)
-        print(remote.line())  # what each rank says: their weights are one
+        print(remote.line())  # one entry per rank, all with the same weights
     print("of rank 0 alone:", remote.line(collect="head"))
     compute.teardown()
 

@@ -1,10 +1,10 @@
-"""An app: the torchrun line you have, once on every node. It forms one world by itself.
+"""An app: runs your torchrun command once on every node, which together form one world.
 
     windlass deploy examples/06_app.py             # starts it and returns: windlass logs ddp-training -f
-    python examples/06_app.py                      # starts it, shows what it prints, and how it ended
+    python examples/06_app.py                      # starts it, prints its output, and how it ended
 
-On a cluster if your kubeconfig names one, else on this machine (WINDLASS_ENGINE=local says so). With 8 GPUs
-a node it would be: torchrun --nnodes=4 --nproc_per_node=8 train.py, gpus=8 and replicas=4.
+Runs on a cluster if your kubeconfig has one, and otherwise on this machine. WINDLASS_ENGINE=local always uses
+this machine. For 8 GPUs per node use: torchrun --nnodes=4 --nproc_per_node=8 train.py, gpus=8 and replicas=4.
 """
 
 import windlass as wl
@@ -20,4 +20,4 @@ if __name__ == "__main__":
     for line in app.logs(follow=True):
         if line.stream == "stdout":
             print(f"[node {line.node}] {line.text}")
-    print(f"it {app.status().phase.value}")
+    print(f"the app {app.status().phase.value}")

@@ -1,10 +1,10 @@
-"""Decorators: a function that says itself where it runs. Its nodes stay; the second call starts at once.
+"""Decorators: a function that declares where it runs. Its nodes stay up, so later calls start immediately.
 
-    windlass deploy examples/07_decorators.py      # brings up what is decorated, and returns
-    python examples/07_decorators.py               # calls it, from here or from anywhere
+    windlass deploy examples/07_decorators.py      # starts the nodes and returns
+    python examples/07_decorators.py               # calls the function, from here or any other place
 
-Edit the function and deploy it again: the same nodes run the new code. They go after ten minutes without a
-call, or with `windlass compute rm estimates`.
+Edit the function and deploy it again to run the new code on the same nodes. They stop after ten minutes
+without a call, or with `windlass compute rm estimates`.
 """
 
 import windlass as wl

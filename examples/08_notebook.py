@@ -1,17 +1,17 @@
-"""A notebook: functions of cells run on nodes that stay; run a cell again after an edit, and call again.
+"""A notebook: functions of cells run on nodes that stay up. Edit a cell, run it, and call the function again.
 
-The cells (`# %%`) are those of VS Code, Spyder and jupytext. No magic, no file to write: a function of a cell
-travels as it is when it is called, with the functions and values of other cells that it uses.
+The cells (`# %%`) work in VS Code, Spyder and jupytext, without magics and without writing a file. Each call
+sends the current function, with the functions and values of other cells that it uses.
 """
 
-# %% once: two nodes of two ranks each, on a cluster if your kubeconfig names one, else on this machine
+# %% once: two nodes of two ranks each, on a cluster if your kubeconfig has one, otherwise on this machine
 import windlass as wl
 
 compute = wl.Compute(name="example-notebook", inactivity_ttl="30m")
 SCALE = 1.0
 
 
-# %% a function; torch is imported where it runs
+# %% a function that imports torch where it runs
 def score(x: float) -> float:
     import torch
     import torch.distributed as dist
@@ -31,7 +31,7 @@ SCALE = 100.0
 print(remote(1.0))
 
 
-# %% the function's cell again, edited; no need to send it again
+# %% the function's cell again, edited, which needs no further step
 def score(x: float) -> float:  # type: ignore[no-redef]
     import os
 
@@ -40,5 +40,5 @@ def score(x: float) -> float:  # type: ignore[no-redef]
 
 print(remote(1.0))
 
-# %% when you are done; they would go by themselves after half an hour without a call
+# %% when you are done (otherwise the nodes stop after half an hour without a call)
 compute.teardown()

@@ -1,8 +1,8 @@
-"""Fashion-MNIST with the calls of Kubeflow's SDK: a TrainJob where a cluster has Kubeflow Trainer, else here.
+"""Fashion-MNIST with the calls of Kubeflow's SDK, as a TrainJob if the cluster has Kubeflow Trainer.
 
     python examples/09_trainer_client.py
 
-The images are generated, so that nothing is downloaded; torchvision's dataset goes in their place.
+The images are generated, so nothing is downloaded. Replace them with torchvision's dataset for real ones.
 """
 
 from windlass.trainer import TrainerClient
@@ -11,7 +11,7 @@ CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt",
 
 
 def make_images(num_images: int):
-    """Images as large as Fashion-MNIST's: each class has a pattern of its own, under noise."""
+    """Return images of Fashion-MNIST's size. Each class has its own pattern, with noise."""
     import torch
 
     patterns = torch.rand(len(CLASSES), 1, 28, 28, generator=torch.Generator().manual_seed(0))
@@ -21,7 +21,7 @@ def make_images(num_images: int):
 
 
 def train(parameters):
-    """What every worker runs; globals and other functions of this file travel with it."""
+    """Train on every worker. Globals and other functions of this file are sent with it."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel

@@ -1,4 +1,4 @@
-"""A training that is stopped on two ranks goes on with one, and ends as if nothing had been.
+"""A training that stops on two ranks, resumes on one, and ends with the result of an uninterrupted run.
 
 python examples/10_torch_trainer.py
 """

@@ -1,13 +1,13 @@
-"""Distributed data parallel on a Monarch mesh: one actor per GPU, which train a small model for a step.
+"""Distributed data parallel on a Monarch mesh: one actor per GPU trains a small model for one step.
 
     windlass run examples/kubernetes_ddp.py --framework monarch --nodes 2 -- --num_hosts 2 --gpus_per_host 1
     windlass run examples/kubernetes_ddp.py --framework monarch --nodes 2 --gpus 4 -e kubernetes --image IMAGE
 
-The same file runs in a controller pod, without Windlass, beside a MonarchMesh of the name given:
+The same file runs in a controller pod, without Windlass, with an existing MonarchMesh:
 
     python kubernetes_ddp.py --num_hosts 2 --gpus_per_host 4 --mesh_name ddpmesh
 
-Each rank says what it does on the standard output of its host. Without GPUs it uses gloo on the CPU.
+Each rank prints its progress to the standard output of its host. Without GPUs it uses gloo on the CPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FEATURES = 10
 
 
 class Trainer(Actor):
-    """One rank. What ranks must agree on, where they meet, comes from the script."""
+    """One rank. The script provides the address where the ranks meet."""
 
     def __init__(self, gpus_per_host: int) -> None:
         self.rank = current_rank().rank
@@ -36,8 +36,8 @@ class Trainer(Actor):
         print(f"{self.rank=} {text}", flush=True)
 
     @endpoint
-    def find_meeting(self) -> tuple[str, int]:
-        """An address that other hosts reach, and a port that is free there."""
+    def find_rendezvous(self) -> tuple[str, int]:
+        """Return an address that other hosts can reach, and a free port on this host."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
@@ -56,7 +56,7 @@ class Trainer(Actor):
 
     @endpoint
     def train_step(self) -> float:
-        """One step; the weights that come out of it are the same on every rank."""
+        """Do one step, and return a checksum of the weights, which must be equal on every rank."""
         self.say("Running basic DDP example")
         self.say(f"local_rank={self.local_rank}")
         torch.manual_seed(0)
@@ -81,7 +81,7 @@ class Trainer(Actor):
 
 
 def find_address() -> str:
-    """This host's, as other hosts see it: in a pod it is the address of its name."""
+    """Return the address of this host's name, which other hosts can reach if it is a pod."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -89,7 +89,7 @@ def find_address() -> str:
 
 
 def find_mesh(args: argparse.Namespace) -> HostMesh:
-    """The hosts that Windlass started this script with; else those of a mesh that is there already."""
+    """Return the hosts that Windlass started for this script, or those of an existing mesh."""
     if "WINDLASS_JOB_ID" in os.environ:
         import windlass.monarch
 
@@ -105,8 +105,8 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="DDP on a Monarch mesh")
     parser.add_argument("--num_hosts", type=int, default=2, help="hosts of the mesh")
     parser.add_argument("--gpus_per_host", type=int, default=4, help="ranks on each host")
-    parser.add_argument("--mesh_name", default="ddpmesh", help="the MonarchMesh to look for")
-    parser.add_argument("--namespace", default="monarch-tests", help="where it is")
+    parser.add_argument("--mesh_name", default="ddpmesh", help="name of an existing MonarchMesh")
+    parser.add_argument("--namespace", default="monarch-tests", help="namespace of the mesh")
     return parser.parse_args()
 
 
@@ -116,7 +116,7 @@ def main() -> None:
     procs = hosts.spawn_procs({"gpus": args.gpus_per_host})
     trainers = procs.spawn("trainers", Trainer, args.gpus_per_host)
     first = trainers.slice(hosts=0, gpus=0)
-    address, port = first.find_meeting.call_one().get()
+    address, port = first.find_rendezvous.call_one().get()
     world_size = args.num_hosts * args.gpus_per_host
     trainers.initialize.call(address, port, world_size).get()
     weights = [weight for _, weight in trainers.train_step.call().get().items()]

@@ -51,7 +51,7 @@ def test_function(run):
 
 def test_restart(run):
     out = run(*WINDLASS, "run", "examples/03_restart.py", "--procs", "2", "--restarts", "1")
-    assert "attempt 1 went on from step 100" in out
+    assert "attempt 1 resumed from step 100" in out
 
 
 def test_fn(run, monkeypatch):
@@ -94,7 +94,7 @@ def test_notebook(run, monkeypatch):
 def test_app(run, monkeypatch):
     monkeypatch.setenv("WINDLASS_ENGINE", "local")
     out = run(sys.executable, "examples/06_app.py")
-    assert re.search(r"\A\[node 0\] final loss 0\.\d+, .* right\nit succeeded\n", out), out
+    assert re.search(r"\A\[node 0\] final loss 0\.\d+, .* right\nthe app succeeded\n", out), out
 
 
 def test_decorators(run, monkeypatch):

@@ -1,6 +1,6 @@
-"""The engine `stateful`: nodes are the pods of a StatefulSet.
+"""The engine `stateful`, whose nodes are the pods of a StatefulSet.
 
-A StatefulSet never ends, starts its containers again, cannot be held back, and numbers its pods.
+A StatefulSet never ends, restarts its containers, cannot be suspended, and numbers its pods.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from windlass.kube.objects.naming import headless_name, make_selector
 from windlass.kube.objects.pod_template import make_template
 from windlass.plan.plan import Plan
 
-LABEL_INDEX = "apps.kubernetes.io/pod-index"  # which Kubernetes gives to the pods of a StatefulSet
+LABEL_INDEX = "apps.kubernetes.io/pod-index"  # set by Kubernetes on the pods of a StatefulSet
 
 
 def render(plan: Plan, files: FileNames, submit: str) -> dict[str, object]:
-    """Return the StatefulSet: one pod per node, all started at once."""
+    """Return the StatefulSet, with one pod per node and all pods started in parallel."""
     stays_up = {names.ENV_STAYS_UP: "1"}
     spec = {
         "serviceName": headless_name(plan.job_id),
