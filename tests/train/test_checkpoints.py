@@ -339,7 +339,7 @@ def test_a_save_that_fails_says_why(tmp_path, alone):
 
 
 def test_keep_must_be_possible(tmp_path, alone):
-    with pytest.raises(SpecError, match="at least one"):
+    with pytest.raises(SpecError, match="at least 1"):
         Checkpoints(tmp_path, keep=0, context=alone)
 
 

@@ -142,7 +142,7 @@ def test_a_question_that_is_not_answered_in_time_breaks_the_line():
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        ({"type": "call", "id": "a"}, "is nothing that the compute's lead says to the client"),
+        ({"type": "call", "id": "a"}, "the compute's lead may not send 'call' to the client"),
         ({"type": "accepted"}, "it has no id"),
         ({"type": "results", "id": "a", "ends": 1, "answers": []}, "its ends is 1, not a bool"),
         (
