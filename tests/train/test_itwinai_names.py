@@ -104,7 +104,7 @@ def test_a_config_of_another_kind_is_refused(tmp_path):
 def test_a_method_that_is_set_on_a_trainer_is_refused(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.train_epoch = lambda: None
-    with pytest.raises(SpecError, match="train_epoch was set, which this trainer never calls"):
+    with pytest.raises(SpecError, match="train_epoch is set, but this trainer never calls it"):
         trainer.fit()
 
 
@@ -267,5 +267,5 @@ def test_attributes_that_nothing_would_use_are_refused(tmp_path, name):
             super().create_model_loss_optimizer()
             setattr(self, name, object())
 
-    with pytest.raises(SpecError, match=rf"Sets has set self\.{name}, which nothing uses"):
+    with pytest.raises(SpecError, match=rf"Sets sets self\.{name}, but no code uses it"):
         make_trainer(tmp_path, kind=Sets).fit()

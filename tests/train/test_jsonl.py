@@ -72,14 +72,14 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", "")
     with pytest.raises(SpecError, match=r"there is no file .*trian\.jsonl\n.*mean train\.jsonl\?"):
         JsonlRows(tmp_path / "trian.jsonl")
-    with pytest.raises(SpecError, match="is the volume mounted"):
+    with pytest.raises(SpecError, match="whether the volume is mounted"):
         JsonlRows(tmp_path / "no" / "train.jsonl")
     with pytest.raises(SpecError, match=r"train\.jsonl has no rows"):
         JsonlRows(tmp_path / "train.jsonl")
     (tmp_path / "empty").mkdir()
     with pytest.raises(SpecError, match=r"has no \*\.jsonl file"):
         JsonlRows(tmp_path / "empty")
-    with pytest.raises(SpecError, match="no data file was named"):
+    with pytest.raises(SpecError, match="no data file is given"):
         JsonlRows([])
 
 

@@ -34,10 +34,10 @@ def test_hsdp_shards_within_a_node_and_copies_across() -> None:
     ("text", "world_size", "message", "hint"),
     [
         ("fdsp", 2, "'fdsp' is not a strategy", "did you mean fsdp?"),
-        ("fsdp=3,dp=2", 4, "needs 6 ranks, and there are 4", "leave dp out"),
+        ("fsdp=3,dp=2", 4, "needs 6 ranks, but there are 4", "leave dp out"),
         ("fsdp=0", 4, "'fsdp=0' is not the size of an axis", "fsdp=8,dp=2"),
         ("dp=2,dp=2", 4, "'dp=2' is not the size of an axis", ""),
-        ("none", 2, "know nothing of each other", "ddp"),
+        ("none", 2, "independent models", "ddp"),
         ("pp=2", 2, "'pp' is not a strategy", "fsdp=8,dp=2"),
     ],
 )

@@ -39,7 +39,7 @@ def test_what_is_learned_is_kept_beside_the_tokens(tmp_path: Path) -> None:
     with TokenShardWriter(tmp_path, vocab_size=10) as writer:
         writer.add([1, 2, 3], [0, 1, 1])
         writer.add([4])
-        with pytest.raises(SpecError, match="document 2 has 2 tokens and a mask of 1"):
+        with pytest.raises(SpecError, match="document 2 has 2 tokens, but a mask of 1"):
             writer.add([5, 6], [1])
         writer.finish()  # what was refused is not there
     shards = TokenShards([tmp_path])
@@ -53,7 +53,7 @@ def test_a_cut_shard_is_not_believed(tmp_path: Path, name: str) -> None:
     assert is_whole(tmp_path)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-1])
     assert not is_whole(tmp_path)
-    with pytest.raises(SpecError, match="is not a whole token shard"):
+    with pytest.raises(SpecError, match="is not a complete token shard"):
         TokenShards([tmp_path])
 
 

@@ -1,10 +1,10 @@
-"""The training library: what one would otherwise write by hand around a model.
+"""Training library with the parts that users would otherwise write by hand around a model.
 
     from windlass.train import get_context
 
-Runs in ranks, under `windlass run`, under plain torchrun, and in one process without any launcher. It travels
-with the job when the work imports it, so it knows only what the agent's archive holds: no client, no engine.
-Names are loaded when they are first used; torch is imported by the modules that need it.
+Runs in ranks, under `windlass run`, under plain torchrun, and in one process without a launcher. It is sent
+with the job when the job's code imports it. It therefore knows only the contents of the agent's archive, and
+no client or engine. Names are loaded on first use. Only the modules that need torch import it.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def test_what_is_refused_is_told_with_the_servers_words(server: ScriptedMlflow) 
     server.answers = [(403, "Invalid Host header"), (200, "<html>")]
     with pytest.raises(MlflowRefused, match="refuses runs/update: 403 Invalid Host header"):
         store_of(server).set_status("r", "FINISHED")
-    with pytest.raises(MlflowRefused, match="its answer is not MLflow's"):
+    with pytest.raises(MlflowRefused, match="the response is not MLflow's"):
         store_of(server).set_status("r", "FINISHED")
 
 
@@ -142,7 +142,7 @@ def test_a_key_does_not_follow_a_redirect_to_another_server(server: ScriptedMlfl
         address = f"http://127.0.0.1:{other.server_port}"
         server.answers = [(302, f"{address}/base/api/2.0/mlflow/stolen")]
         other.answers = [(200, {})]
-        with pytest.raises(MlflowRefused, match=f"it redirects to {address}"):
+        with pytest.raises(MlflowRefused, match=f"the server redirects to {address}"):
             store_of(server, MLFLOW_TRACKING_TOKEN="secret").read_params("abc")
         other.shutdown()
     assert other.asked == []

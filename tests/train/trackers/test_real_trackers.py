@@ -142,7 +142,7 @@ def test_mlflow_skinny_writes_to_a_path_and_refuses_a_database_at_the_start(tmp_
     assert losses.read_text().split()[1:] == ["0.5", "1"]
     refused = start("sqlite:///a.db")
     assert refused.returncode == 1
-    assert "MLFLOW_TRACKING_URI=sqlite:///a.db is a database, and the installed" in refused.stderr
+    assert "MLFLOW_TRACKING_URI=sqlite:///a.db is a database, but the installed" in refused.stderr
 
 
 @pytest.mark.long

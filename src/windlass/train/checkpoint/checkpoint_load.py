@@ -44,7 +44,7 @@ _MAX_LISTINGS = 5
 
 FROM_SCRATCH = "to train from scratch, give the run another name, or resume=False (--no-resume)"
 
-# called with the facts and the step of a complete checkpoint; raises to refuse it
+# called with the facts and the step of a complete checkpoint, and raises to refuse it
 Check = Callable[[Mapping[str, Any], int], None]
 
 

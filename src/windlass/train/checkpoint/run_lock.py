@@ -49,8 +49,8 @@ class Owner:
     attempt: int
     host: str
     pid: int
-    pid_space: str  # containers of one host count their processes apart
-    time_s: float  # when this was written; a lease is written again and again
+    pid_space: str  # id of the process namespace, which containers do not share
+    time_s: float  # when this was written (a lease is rewritten regularly)
     lease_s: float | None  # None in a folder, which has a lock
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Owner:
 
 
 def read_owner(storage: Storage) -> Owner | None:
-    """Return the training that owns a run; None if there is none, or nothing readable."""
+    """Return the training that owns a run, or None if there is none or it cannot be read."""
     try:
         return Owner(**json.loads(storage.read(OWNER)))
     except (OSError, TypeError, ValueError):
@@ -97,8 +97,8 @@ _held: dict[tuple[str, str, int], RunLock] = {}
 def take_run(storage: Storage, *, job: str, attempt: int, preemption: Preemption) -> RunLock:
     """Take a run for this training, or share what this process holds already.
 
-    Waits for a training that is about to end, and says so. Raises SpecError if that one lives on. A later
-    attempt of the same job takes the run over: its launcher has taken the earlier one for dead.
+    Waits for a training that is about to end, with a warning. Raises SpecError if that one continues. A
+    later attempt of the same job takes the run over, because its launcher considers the earlier one dead.
     """
     key = (storage.root, job, attempt)
     lock = _held.get(key)
@@ -146,7 +146,7 @@ class RunLock:
             threading.Thread(target=self._renew, name="windlass-lease", daemon=True).start()
 
     def close(self) -> None:
-        """Let the next training have the run, once nothing in this process uses it."""
+        """Release the run for the next training, once no code in this process uses it."""
         self.num_users -= 1
         if self.num_users > 0 or not self.is_held or os.getpid() != self.process_id:
             return
@@ -181,7 +181,7 @@ class RunLock:
         )
 
     def _try_lock(self) -> bool:
-        """Lock the folder that has the root's name now: the last holder may have moved its own aside."""
+        """Lock the folder that now has the root's name. The last holder may have moved its own away."""
         root = self._storage.root
         self._storage.make_root()
         file = _open_lock(root)
@@ -205,7 +205,7 @@ class RunLock:
         return is_locked
 
     def _follows(self, holder: Owner | None) -> bool:
-        """Return whether this is a later attempt of the holder's job: its launcher took that for dead."""
+        """Return whether this is a later attempt of the holder's job, so that the holder counts as dead."""
         own = self._owner
         if holder is None or not own.job or holder.job != own.job:
             return False
@@ -214,7 +214,7 @@ class RunLock:
     # Object stores.
 
     def _wait_for_lease(self) -> None:
-        """Wait until the lease of another training has ended, or is seen not to be renewed."""
+        """Wait until the lease of another training expires, or is evidently not renewed."""
         holder = read_owner(self._storage)
         if holder is None or holder.lease_s is None or self._follows(holder) or holder.is_dead:
             return
@@ -241,7 +241,7 @@ class RunLock:
                 owner = {**asdict(self._owner), "time_s": time.time()}
                 self._storage.write(OWNER, json.dumps(owner).encode())
                 failed_s = None
-            except Exception as error:  # noqa: BLE001 - a driver's own; tried again
+            except Exception as error:  # noqa: BLE001 - a driver's own error, retried
                 failed_s = failed_s or time.monotonic()
                 logger.warning(
                     "the lease of %s was not renewed for %.0f s: %s",

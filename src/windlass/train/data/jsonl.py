@@ -1,7 +1,7 @@
-"""Rows of JSONL files, read where they lie: the files are memory-mapped, only where lines begin is kept.
+"""Rows of JSONL files, which are memory-mapped. Only the starts of their lines are kept in memory.
 
-`JsonlRows` is a map dataset; `read_kind` says whether a row is for language modelling, and how. Errors name
-the file and the line. Called by users and by token_cache; no tokens come in here.
+`JsonlRows` is a map dataset. `read_kind` returns whether a row has a text or messages for language modelling.
+Errors name the file and the line. Called by users and by token_cache. This module knows no tokens.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ KINDS = ("text", "messages")
 
 
 class JsonlRows(Sequence[dict[str, Any]]):
-    """The rows of one or more JSONL files, or of all *.jsonl of a folder; blank lines are none."""
+    """Rows of one or more JSONL files, or of all *.jsonl of a folder, without blank lines."""
 
-    is_read_in_background = True  # for the loader: no random numbers, safe in a thread
+    is_read_in_background = True  # safe for the loader: no random numbers
 
     def __init__(self, paths: str | Path | Iterable[str | Path]) -> None:
         self.paths = find_files(paths)
@@ -31,7 +31,7 @@ class JsonlRows(Sequence[dict[str, Any]]):
         if not len(self):
             raise SpecError(
                 f"{', '.join(map(str, self.paths))} has no rows",
-                hint="a JSONL file has one JSON object on each line",
+                hint="write one JSON object on each line",
             )
 
     def _open(self) -> None:
@@ -61,12 +61,12 @@ class JsonlRows(Sequence[dict[str, Any]]):
             raise SpecError(
                 f"{self.where(index)} is not UTF-8: byte 0x{line[error.start]:02x} at "
                 f"place {error.start + 1} of the line",
-                hint="convert the file, as by `iconv -f latin1 -t utf-8 OLD > NEW`",
+                hint="convert the file, for example with `iconv -f latin1 -t utf-8 OLD > NEW`",
             ) from error
         except (ValueError, RecursionError) as error:
             raise SpecError(
                 f"{self.where(index)} is not JSON: {error}",
-                hint="each line is one whole JSON object; look at that line",
+                hint="write one whole JSON object on that line",
             ) from error
         if not isinstance(row, dict):
             raise SpecError(
@@ -76,7 +76,7 @@ class JsonlRows(Sequence[dict[str, Any]]):
         return row
 
     def where(self, index: int) -> str:
-        """The place of a row as editors and compilers write it: file:line."""
+        """Return the place of a row as file:line, like editors and compilers."""
         number, start = self._find(index)
         line = self._maps[number][:start].count(b"\n") + 1
         return f"{self.paths[number]}:{line}"
@@ -89,7 +89,7 @@ class JsonlRows(Sequence[dict[str, Any]]):
         return number, self._starts[number][index - (self._ends[number - 1] if number else 0)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"paths": self.paths}  # maps do not travel; a worker process makes its own
+        return {"paths": self.paths}  # maps cannot be pickled, so a worker process makes its own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.paths = state["paths"]
@@ -97,7 +97,7 @@ class JsonlRows(Sequence[dict[str, Any]]):
 
 
 def find_files(paths: str | Path | Iterable[str | Path]) -> tuple[Path, ...]:
-    """The files that are meant, folders replaced by their *.jsonl; each is there."""
+    """Return the given files, with folders replaced by their *.jsonl files. Raise if one is missing."""
     files: list[Path] = []
     for path in [paths] if isinstance(paths, (str, Path)) else paths:
         path = Path(path)
@@ -108,7 +108,8 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> tuple[Path, ...]:
                     raise _compressed(packed)
             if not inside:
                 raise SpecError(
-                    f"{path} has no *.jsonl file", hint="name the file, or the folder that holds it"
+                    f"{path} has no *.jsonl file",
+                    hint="give the file, or the folder that contains it",
                 )
             files += inside
         elif path.is_file():
@@ -116,12 +117,12 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> tuple[Path, ...]:
         else:
             raise SpecError(f"there is no file {path}", hint=_explain_missing(path))
     if not files:
-        raise SpecError("no data file was named", hint="name at least one *.jsonl")
+        raise SpecError("no data file is given", hint="name at least one *.jsonl")
     return tuple(files)
 
 
 def read_kind(row: dict[str, Any], where: Callable[[], str]) -> str:
-    """What the row holds for language modelling: "text" or "messages"."""
+    """Return what the row holds for language modelling, "text" or "messages"."""
     for kind, type_ in (("messages", list), ("text", str)):
         if isinstance(row.get(kind), type_):
             return kind
@@ -129,9 +130,9 @@ def read_kind(row: dict[str, Any], where: Callable[[], str]) -> str:
     keys = ", ".join(map(repr, row)) or "nothing"
     raise SpecError(
         f"{where()} has neither a text nor messages: it has {keys}",
-        hint=f"`{unusable[0]}` is a {type(row[unusable[0]]).__name__} there"
+        hint=f"`{unusable[0]}` is a {type(row[unusable[0]]).__name__} in this row"
         if unusable
-        else 'a row is {"text": "..."} or {"messages": [{"role": "user", "content": "..."}, ...]}',
+        else 'write rows as {"text": "..."} or {"messages": [{"role": "user", "content": "..."}, ...]}',
     )
 
 
@@ -141,7 +142,9 @@ def _compressed(path: Path) -> SpecError:
 
 def _explain_missing(path: Path) -> str:
     if not path.parent.is_dir():
-        return f"the folder {path.parent} is not here either: is the volume mounted?"
+        return (
+            f"the folder {path.parent} does not exist either; check whether the volume is mounted"
+        )
     names = sorted(entry.name for entry in path.parent.iterdir())[:20]
     return did_you_mean(path.name, names) if names else f"the folder {path.parent} is empty"
 
@@ -149,7 +152,7 @@ def _explain_missing(path: Path) -> str:
 def _map(path: Path) -> mmap.mmap | bytes:
     with path.open("rb") as file:
         if not path.stat().st_size:
-            return b""  # which cannot be mapped
+            return b""  # an empty file cannot be mapped
         if file.read(2) == b"\x1f\x8b":
             raise _compressed(path)
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -1,8 +1,13 @@
-"""Tokenised documents on disk: flat little-endian numbers that every process maps into memory.
+"""Tokenized documents on disk, as flat little-endian numbers that every process maps into memory.
 
-A shard is a folder: tokens.bin (uint16 or uint32), ends.bin (int64, where each document ends), learned.bin
-(uint8, only where not every token is to be learned) and index.json, written last, with the sizes of the
-others: a folder without it, or with other sizes, is no shard. Written by token_cache, read by token_packing.
+A shard is a folder with these files:
+
+- tokens.bin: the tokens (uint16 or uint32)
+- ends.bin: the end of each document (int64)
+- learned.bin: the learned tokens (uint8), only if some are not learned
+- index.json: the sizes of the others, written last
+
+A folder without an index, or with other sizes, is not a shard. Written by token_cache, read by token_packing.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ _CODES = {"uint16": "H", "uint32": "I"}  # of the array module
 
 
 class TokenShardWriter:
-    """Writes one shard, document by document, into a folder that nobody reads yet.
+    """Writer of one shard, document by document, into a folder that no process reads yet.
 
     with TokenShardWriter(folder, vocab_size=32000) as writer:
         writer.add([1, 2, 3])
@@ -44,18 +49,18 @@ class TokenShardWriter:
         self._is_all_learned = True
 
     def add(self, tokens: Sequence[int], learned: Sequence[int] | None = None) -> None:
-        """One document; `learned` has a 1 for each token that labels keep, None: all."""
+        """Add a document. `learned` has a 1 for each token that labels keep (default: all)."""
         try:
             numbers = array(_CODES[self.dtype], tokens)
         except OverflowError:
             raise SpecError(
                 f"document {self.num_documents} has token {max(tokens)}, which {self.dtype} cannot hold",
-                hint="the tokenizer gives more numbers than its vocabulary has: give its true vocab_size",
+                hint="the tokenizer exceeds its vocabulary, so give its true vocab_size",
             ) from None
         mask = bytes([1]) * len(numbers) if learned is None else bytes(map(bool, learned))
         if len(mask) != len(numbers):
             raise SpecError(
-                f"document {self.num_documents} has {len(numbers)} tokens and a mask of {len(mask)}",
+                f"document {self.num_documents} has {len(numbers)} tokens, but a mask of {len(mask)}",
                 hint="give one number for each token",
             )
         self.num_documents += 1
@@ -74,7 +79,7 @@ class TokenShardWriter:
             file.close()
 
     def finish(self, about: Mapping[str, Any] | None = None) -> None:
-        """Everything to disk, the index last."""
+        """Flush everything to disk, with the index last."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -97,15 +102,15 @@ class TokenShardWriter:
 
 
 class TokenShard:
-    """One shard, mapped into memory."""
+    """Shard that is mapped into memory."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         index = _read_index(self.folder)
         if index is None:
             raise SpecError(
-                f"{self.folder} is not a whole token shard",
-                hint="remove it; tokens are made again from the data files",
+                f"{self.folder} is not a complete token shard",
+                hint="remove it, and the tokens are made again from the data files",
             )
         self.num_documents: int = index["num_documents"]
         self.num_tokens: int = index["num_tokens"]
@@ -117,12 +122,12 @@ class TokenShard:
         self._learned = _map_numbers(self.folder / "learned.bin", torch.uint8) if has_mask else None
 
     def lengths(self) -> list[int]:
-        """Tokens of each document."""
+        """Return the number of tokens of each document."""
         before = torch.cat([torch.zeros(1, dtype=torch.int64), self._ends[:-1]])
         return (self._ends - before).tolist() if self.num_documents else []
 
     def read(self, document: int, start: int = 0, stop: int | None = None) -> tuple[Any, Any]:
-        """Tokens of a document from `start` to before `stop`, and which of them are learned (bool)."""
+        """Return a document's tokens from `start` to before `stop`, and a bool for each that is learned."""
         first = int(self._ends[document - 1]) if document else 0
         last = int(self._ends[document])
         begin, end = first + start, last if stop is None else min(last, first + stop)
@@ -132,7 +137,7 @@ class TokenShard:
         return tokens, self._learned[begin:end].to(torch.bool)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TokenShard, (self.folder,)  # a worker process maps it anew
+        return TokenShard, (self.folder,)  # a worker process maps it again
 
 
 class TokenShards:
@@ -154,15 +159,15 @@ class TokenShards:
 
     @property
     def num_learned(self) -> int:
-        """Tokens that labels keep."""
+        """Number of tokens that labels keep."""
         return sum(shard.num_learned for shard in self.shards)
 
     def lengths(self) -> list[int]:
-        """Tokens of each document."""
+        """Return the number of tokens of each document."""
         return [length for shard in self.shards for length in shard.lengths()]
 
     def read(self, document: int, start: int = 0, stop: int | None = None) -> tuple[Any, Any]:
-        """Tokens of a document from `start` to before `stop`, and which of them are learned (bool)."""
+        """Return a document's tokens from `start` to before `stop`, and a bool for each that is learned."""
         if not 0 <= document < self.num_documents:
             raise IndexError(f"document {document} of {self.num_documents}")
         number = bisect_right(self._ends, document)
@@ -171,7 +176,7 @@ class TokenShards:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether the folder is a shard that was written to its end."""
+    """Return whether the folder is a complete shard."""
     return _read_index(folder) is not None
 
 
@@ -188,7 +193,5 @@ def _read_index(folder: Path) -> dict[str, Any] | None:
 def _map_numbers(path: Path, dtype: Any) -> Any:
     if not path.stat().st_size:
         return torch.empty(0, dtype=dtype)
-    with path.open(
-        "rb"
-    ) as file:  # a private map: torch wants one it could write to, and nobody does
+    with path.open("rb") as file:  # a private map, because torch requires a writable one
         return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=dtype)

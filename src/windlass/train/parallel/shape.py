@@ -1,6 +1,7 @@
-"""The shape of a world of ranks: "ddp", "fsdp", "fsdp=8,dp=2", "fsdp=4,tp=2".
+"""Shape of a world of ranks: "ddp", "fsdp", "fsdp=8,dp=2", "fsdp=4,tp=2".
 
-Pure. Read by the trainer and the recipes; `strategies` applies it to a model. No torch, no environment.
+This module is pure, without torch or environment. The trainer and the recipes read a shape, and `strategies`
+applies it to a model.
 
 dp: copies of the model. fsdp: ranks that share one copy, sharded. tp: ranks that share each layer's matrices.
 """
@@ -19,7 +20,7 @@ _FORMS = 'write "none", "ddp", "fsdp", "hsdp", "deepspeed", or sizes like "fsdp=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How many ranks each axis has; their product is the world size."""
+    """Number of ranks of each axis. Their product is the world size."""
 
     dp: int = 1
     fsdp: int = 1
@@ -32,7 +33,7 @@ class Shape:
 
     @property
     def data_ranks(self) -> int:
-        """Ranks that see different samples: all but those that share layers."""
+        """Number of ranks that see different samples, which excludes those that share layers."""
         return self.dp * self.fsdp
 
     @property
@@ -46,7 +47,7 @@ class Shape:
 
 
 def read_shape(text: str, *, world_size: int, local_world_size: int | None = None) -> Shape:
-    """The shape that `text` asks for in a world of this size; ranks that it leaves over are copies (dp)."""
+    """Return the shape for `text` in a world of this size. Remaining ranks become copies (dp)."""
     word = (text or "none").strip().lower()
     if word in WORDS:
         return _shape_of_word(word, world_size, local_world_size or world_size)
@@ -55,9 +56,9 @@ def read_shape(text: str, *, world_size: int, local_world_size: int | None = Non
     shape = Shape(dp=sizes.get("dp", max(1, world_size // (fsdp * tp))), fsdp=fsdp, tp=tp)
     if shape.world_size != world_size:
         raise SpecError(
-            f"the shape {text!r} needs {shape.world_size} ranks, and there are {world_size}",
-            hint="the product of dp, fsdp and tp is the number of ranks; leave dp out, "
-            'or write "ddp" or "fsdp", which fit any number',
+            f"the shape {text!r} needs {shape.world_size} ranks, but there are {world_size}",
+            hint="dp x fsdp x tp must equal the number of ranks; leave dp out, "
+            'or write "ddp" or "fsdp", which support any number',
         )
     return shape
 
@@ -69,7 +70,7 @@ def _shape_of_word(word: str, world_size: int, local_world_size: int) -> Shape:
         return Shape(fsdp=local_world_size, dp=world_size // local_world_size)
     if word == "none" and world_size > 1:
         raise SpecError(
-            f'strategy "none" trains {world_size} models that know nothing of each other',
+            f'strategy "none" trains {world_size} independent models',
             hint='use "ddp" or "fsdp", or start one process',
         )
     return Shape(dp=world_size, is_deepspeed=word == "deepspeed")

@@ -1,6 +1,6 @@
-"""Where a run's numbers go: `make_trackers("mlflow,tensorboard", folder=..., run=...)`, and JSONL always.
+"""Trackers of a run's metrics: `make_trackers("mlflow,tensorboard", folder=..., run=...)`, and always JSONL.
 
-Public names of this folder; what each does is in its own file. Imports no tracker's library.
+These are the public names of this folder. Importing it imports no tracker's library.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`metrics.jsonl` in the run's folder: one JSON object a line, appended over all attempts. Always on.
+"""`metrics.jsonl` in the run's folder, with one JSON object per line, appended over all attempts.
 
-The record that `windlass report` reads, with no service and no library. A line has "event" ("start",
-"metrics" or "end"), "time", "attempt", "world_size" and what belongs to the event. Numbers that JSON lacks
-are the texts "nan", "inf" and "-inf", which float() reads. Standard library only.
+This tracker is always on. `windlass report` reads the file, without a service or a library. A line has
+"event" ("start", "metrics" or "end"), "time", "attempt", "world_size" and the fields of the event. Numbers
+that JSON lacks are the texts "nan", "inf" and "-inf", which float() reads. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from windlass.train.trackers.tracker import flatten
 
 
 class JsonlTracker:
-    """Lines of this attempt; those that wait are written at once."""
+    """Tracker that writes this attempt's lines, with all pending ones in one write."""
 
     name = "jsonl"
     is_file = True
@@ -46,7 +46,7 @@ class JsonlTracker:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         if _ends_within_a_line(self._file):
-            self._data += b"\n"  # an attempt was killed while it wrote
+            self._data += b"\n"  # an attempt was killed while writing
 
     def log(self, metrics: Mapping[str, float], *, step: int, time_s: float) -> None:
         self._add("metrics", time_s, step=step, metrics={k: _plain(v) for k, v in metrics.items()})
@@ -58,7 +58,7 @@ class JsonlTracker:
     def close(self, *, ok: bool = True) -> None:
         if self._file is None:
             return
-        if not self._is_ended:  # a retry only writes
+        if not self._is_ended:  # a retry only writes the rest
             self._add("end", time.time(), ok=ok)
             self._is_ended = True
         self.flush()
@@ -72,7 +72,7 @@ class JsonlTracker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRecord:
-    """A line of metrics, as it was logged."""
+    """Logged metrics from one line."""
 
     step: int
     time_s: float
@@ -80,7 +80,7 @@ class SavedRecord:
 
 
 def read_records(path: Path) -> Iterator[SavedRecord]:
-    """Yield the metrics of a metrics.jsonl; broken lines and other events are left out."""
+    """Yield the metrics of a metrics.jsonl. Broken lines and other events are skipped."""
     try:
         file = path.open("rb")
     except OSError:
@@ -105,7 +105,7 @@ def _ends_within_a_line(file: int) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A value that strict JSON has."""
+    """Return a value that strict JSON supports."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):

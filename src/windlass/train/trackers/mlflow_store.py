@@ -1,10 +1,12 @@
-"""Where the MLflow tracker keeps runs: a server by its REST interface, or a database by the `mlflow` library.
+"""Stores of the MLflow tracker's runs: a server by its REST interface, or a database by the `mlflow` library.
 
-A server needs nothing but the standard library here: an image needs no `mlflow`. Six calls of the documented
-interface (api/2.0/mlflow). Addresses and keys come as MLflow's own client takes them:
-MLFLOW_TRACKING_USERNAME and _PASSWORD, MLFLOW_TRACKING_TOKEN, MLFLOW_TRACKING_INSECURE_TLS,
-_SERVER_CERT_PATH. What may be better later is an OSError; what the server refuses is MlflowRefused. Databases
-(sqlite, postgresql ...) are what the library alone can open. Called from the tracker's thread.
+A server needs only the standard library, so an image needs no `mlflow`. The module makes six calls of the
+documented interface (api/2.0/mlflow). It reads addresses and keys from the same variables as MLflow's client:
+MLFLOW_TRACKING_USERNAME and _PASSWORD, MLFLOW_TRACKING_TOKEN, MLFLOW_TRACKING_INSECURE_TLS and
+_SERVER_CERT_PATH.
+
+Transient failures raise OSError, and rejected requests raise MlflowRefused. Only the library can open
+databases (sqlite, postgresql ...). Called from the tracker's thread.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any, Protocol
 from windlass.errors import EngineError
 
 _TIMEOUT_S = 20.0
-_POINTS_AT_ONCE = 25_000  # of a history; the most that MLflow gives
+_POINTS_AT_ONCE = 25_000  # of a history, which is MLflow's limit
 _TRY_AGAIN = frozenset({408, 425, 429})
 _MISSING = "RESOURCE_DOES_NOT_EXIST"
 _THERE_ALREADY = "RESOURCE_ALREADY_EXISTS"
@@ -41,7 +43,7 @@ class MlflowMetric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlflowBatch:
-    """At most 1000 metrics, 100 params and 100 tags: what MLflow takes at once."""
+    """Up to 1000 metrics, 100 params and 100 tags, which is MLflow's limit per request."""
 
     metrics: Sequence[MlflowMetric] = ()
     params: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +51,7 @@ class MlflowBatch:
 
 
 class MlflowStore(Protocol):
-    """Runs by id. A run that is not there any more is None, not an error."""
+    """Store of runs by id. A run that no longer exists is None, not an error."""
 
     def create_run(self, experiment: str, *, name: str, tags: Mapping[str, str]) -> str: ...
 
@@ -64,7 +66,7 @@ class MlflowStore(Protocol):
 
 
 class LibraryStore:
-    """By `mlflow.MlflowClient`."""
+    """Store that uses `mlflow.MlflowClient`."""
 
     def __init__(self, mlflow: Any, uri: str) -> None:
         self._mlflow = mlflow
@@ -73,7 +75,7 @@ class LibraryStore:
 
     @property
     def _client(self) -> Any:
-        if self._opened is None:  # the first use of a database makes its tables
+        if self._opened is None:  # the first use of a database creates its tables
             self._opened = self._mlflow.MlflowClient(tracking_uri=self._uri)
         return self._opened
 
@@ -115,13 +117,13 @@ class LibraryStore:
 
 
 class MlflowRefused(EngineError):
-    """The server answered and said no; `code` is MLflow's word for why."""
+    """Request that the server rejected. `code` is MLflow's error code."""
 
     code = ""
 
 
 class _RedirectedAway(Exception):
-    """A redirect to another server, which must not get the key."""
+    """Redirect to another server, which must not get the key."""
 
     def __init__(self, server: str) -> None:
         super().__init__(server)
@@ -129,7 +131,7 @@ class _RedirectedAway(Exception):
 
 
 class _SameServer(urllib.request.HTTPRedirectHandler):
-    """Follows redirects within the server only: urllib would send the Authorization header along."""
+    """Handler of redirects within the server only, because urllib would forward the Authorization header."""
 
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
@@ -145,7 +147,7 @@ def _server_of(url: str) -> str:
 
 
 class RestStore:
-    """Runs of one server."""
+    """Store of runs on one server."""
 
     def __init__(self, url: str, env: Mapping[str, str]) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -221,7 +223,7 @@ class RestStore:
                 raise
         try:
             return str(self._call("experiments/create", {"name": name})["experiment_id"])
-        except MlflowRefused as error:  # another run was quicker
+        except MlflowRefused as error:  # another run created it first
             if error.code != _THERE_ALREADY:
                 raise
         return str(self._call(by_name)["experiment"]["experiment_id"])
@@ -236,10 +238,10 @@ class RestStore:
             with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
                 text = answer.read()
         except _RedirectedAway as error:
-            raise self._refused(path, f"it redirects to {error.server}", "") from None
-        except http.client.HTTPException as error:  # an answer that was broken off
+            raise self._refused(path, f"the server redirects to {error.server}", "") from None
+        except http.client.HTTPException as error:  # an incomplete response
             raise ConnectionError(
-                f"the MLflow server at {self._url} broke off: {type(error).__name__}"
+                f"the MLflow server at {self._url} sent an incomplete response: {type(error).__name__}"
             ) from None
         except urllib.error.HTTPError as error:
             raise self._read_error(error, path) from None
@@ -250,13 +252,15 @@ class RestStore:
         try:
             return json.loads(text or b"{}")
         except ValueError:
-            raise self._refused(path, "its answer is not MLflow's", "") from None
+            raise self._refused(path, "the response is not MLflow's", "") from None
 
     def _read_error(self, error: urllib.error.HTTPError, path: str) -> Exception:
         text = error.read().decode(errors="replace")[:500]
         error.close()
         if error.code >= 500 or error.code in _TRY_AGAIN:
-            return ConnectionError(f"the MLflow server at {self._url} answers {error.code}: {text}")
+            return ConnectionError(
+                f"the MLflow server at {self._url} returned {error.code}: {text}"
+            )
         try:
             answer = json.loads(text)
             return self._refused(path, str(answer["message"]), str(answer["error_code"]))
@@ -266,7 +270,7 @@ class RestStore:
     def _refused(self, path: str, message: str, code: str) -> MlflowRefused:
         refused = MlflowRefused(
             f"the MLflow server at {self._url} refuses {path.partition('?')[0]}: {message}",
-            hint="look at MLFLOW_TRACKING_URI, and at MLFLOW_TRACKING_TOKEN or _USERNAME and _PASSWORD",
+            hint="check MLFLOW_TRACKING_URI, and MLFLOW_TRACKING_TOKEN or _USERNAME and _PASSWORD",
         )
         refused.code = code
         return refused
@@ -295,7 +299,7 @@ def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def _json_number(value: float) -> float | str:
-    """As protobuf writes numbers that JSON lacks."""
+    """Return a number in protobuf's form, for those that JSON lacks."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,11 +1,11 @@
-"""MLflow: one run over restarts, on a server (no library needed) or in a database (by the library).
+"""MLflow tracker: one run over restarts, on a server (without a library) or in a database (with the library).
 
-Numbers are collected and sent in batches. What an outage kept from the server is sent from metrics.jsonl, at
-the next start or the run's end. A restart goes on with the same run id; params of a run cannot be changed in
-MLflow, so those that are different after a restart become tags.
+Metrics are collected and sent in batches. Metrics that an outage held back are sent from metrics.jsonl, at
+the next start or at the run's end. A restart continues the same run id. MLflow cannot change the params of a
+run, so params that differ after a restart become tags.
 
-Reads MLFLOW_TRACKING_URI as people write it. A bare path was a store of files once; MLflow 3 refuses it, so
-it becomes a database under that path.
+Accepts MLFLOW_TRACKING_URI in its common forms. A bare path used to be a store of files. MLflow 3 refuses it,
+so it becomes a database under that path.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ logger = logging.getLogger(__name__)
 _EXPERIMENT = "windlass"
 _METRICS_AT_ONCE = 1000
 _PARAMS_AT_ONCE = 100
-_PARAM_CHARACTERS = 500  # what MLflow has taken since version 1
+_PARAM_CHARACTERS = 500  # accepted by MLflow since version 1
 _NOT_IN_KEYS = re.compile(r"[^\w\-. /:]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackingUri:
-    """An address, whether it is a server's, and what should be said about it."""
+    """Address, whether it is a server's, and a note to log about it."""
 
     uri: str
     given: str = ""
     note: str = ""
-    folder: Path | None = None  # a store of plain files
+    folder: Path | None = None  # folder of plain files, if the store is one
 
     @property
     def is_server(self) -> bool:
@@ -64,12 +64,12 @@ class TrackingUri:
 
     @property
     def is_database(self) -> bool:
-        """True if MLflow needs SQLAlchemy for it, which mlflow-skinny does not bring."""
+        """True if MLflow needs SQLAlchemy for it, which mlflow-skinny does not include."""
         return self.uri.partition(":")[0].partition("+")[0] in _DATABASES
 
     @property
     def database(self) -> Path | None:
-        """The file of a database on this machine."""
+        """The file of a database on this machine, if it is one."""
         prefix = "sqlite:///"
         return Path(self.uri[len(prefix) :]) if self.uri.startswith(prefix) else None
 
@@ -77,21 +77,21 @@ class TrackingUri:
 def read_tracking_uri(value: str, *, out: Path, has_databases: bool = True) -> TrackingUri:
     """Return the address for a value of MLFLOW_TRACKING_URI.
 
-    value: a path becomes a database in that folder; an empty one, a database in `out`.
-    has_databases: False if the installed MLflow (mlflow-skinny) opens none: paths are plain files then.
+    value: a path becomes a database in that folder. An empty value becomes a database in `out`.
+    has_databases: False if the installed MLflow (mlflow-skinny) opens none. Paths are then plain files.
     """
     if not value:
         if not has_databases:
             return _files_under(
                 out / FILES,
                 value,
-                "MLFLOW_TRACKING_URI is not set, and the installed MLflow opens ",
+                "MLFLOW_TRACKING_URI is not set, but the installed MLflow supports ",
             )
         uri = _sqlite_under(out)
         return TrackingUri(
             uri=uri,
             given=value,
-            note=f"MLFLOW_TRACKING_URI is not set: runs go to {uri}; see them by {_ui(uri)}",
+            note=f"MLFLOW_TRACKING_URI is not set, so runs go to {uri}; to see them, run {_ui(uri)}",
         )
     parts = urlsplit(value)
     is_path = not parts.scheme and not value.startswith("databricks")
@@ -101,14 +101,14 @@ def read_tracking_uri(value: str, *, out: Path, has_databases: bool = True) -> T
             return _files_under(
                 folder,
                 value,
-                f"MLFLOW_TRACKING_URI={value} is a path, and the installed MLflow opens ",
+                f"MLFLOW_TRACKING_URI={value} is a path, but the installed MLflow supports ",
             )
         uri = _sqlite_under(folder)
         return TrackingUri(
             uri=uri,
             given=value,
-            note=f"MLFLOW_TRACKING_URI={value} is a path, and MLflow 3 keeps no runs in plain files: "
-            f"they go to {uri}; see them by {_ui(uri)}",
+            note=f"MLFLOW_TRACKING_URI={value} is a path, but MLflow 3 does not store runs in plain files, "
+            f"so they go to {uri}; to see them, run {_ui(uri)}",
         )
     return TrackingUri(uri=value, given=value)
 
@@ -119,7 +119,7 @@ def _files_under(folder: Path, given: str, why: str) -> TrackingUri:
         uri=folder.as_uri(),
         given=given,
         folder=folder,
-        note=f"{why}no databases (mlflow-skinny): runs go to plain files in {folder}; to see them, "
+        note=f"{why}no databases (mlflow-skinny), so runs go to plain files in {folder}; to see them, "
         f"set MLFLOW_ALLOW_FILE_STORE=true and run `mlflow ui --backend-store-uri {folder}`",
     )
 
@@ -146,21 +146,23 @@ def make_mlflow(run: TrackedRun) -> MlflowTracker:
         address = read_tracking_uri(address.given, out=run.folder.parent, has_databases=False)
         if address.folder is None:
             raise SpecError(
-                f"MLFLOW_TRACKING_URI={address.given} is a database, and the installed MLflow "
-                "(mlflow-skinny) can open none",
+                f"MLFLOW_TRACKING_URI={address.given} is a database, but the installed MLflow "
+                "(mlflow-skinny) does not support databases",
                 hint="pip install mlflow, or give the path of a folder or a server (http://...)",
             )
-        os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # else it refuses to write files
+        os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # otherwise it refuses to write files
     if address.note:
         logger.warning("%s", address.note)
     if address.database is not None:
-        with contextlib.suppress(OSError):  # MLflow fails then too, and a tracker ends no run
+        with contextlib.suppress(
+            OSError
+        ):  # MLflow then fails too, and a tracker must not end a run
             address.database.parent.mkdir(parents=True, exist_ok=True)
     return MlflowTracker(run, LibraryStore(library, address.uri))
 
 
 class MlflowTracker:
-    """Metrics wait in `_waiting` until the store has taken them."""
+    """Tracker that keeps metrics in `_waiting` until the store has accepted them."""
 
     name = "mlflow"
     every_s = 1.0
@@ -193,11 +195,13 @@ class MlflowTracker:
         self._store.log_batch(
             self.run_id, MlflowBatch(tags=dict(islice(tags.items(), _PARAMS_AT_ONCE)))
         )
-        if self._run.run_id or not os.environ.get("MLFLOW_RUN_ID"):  # else the run is another's
+        if self._run.run_id or not os.environ.get(
+            "MLFLOW_RUN_ID"
+        ):  # otherwise another program owns the run
             self.backfill(until_s=self._made_s)
 
     def backfill(self, *, until_s: float = math.inf) -> None:
-        """Send the records of metrics.jsonl that MLflow does not have, as after an outage."""
+        """Send the records of metrics.jsonl that MLflow lacks, for example after an outage."""
         if self.run_id is None:
             return
         known: dict[str, set[tuple[int, int]]] = {}
@@ -217,13 +221,11 @@ class MlflowTracker:
                 self.flush()
         self.flush()
         if num_sent:
-            logger.info(
-                "%d records that MLflow did not have were sent from metrics.jsonl", num_sent
-            )
+            logger.info("sent %d records from metrics.jsonl that MLflow did not have", num_sent)
 
     def _create(self) -> str:
         if self.run_id:
-            logger.warning("MLflow has no run %s any more: a new one begins", self.run_id)
+            logger.warning("MLflow no longer has the run %s, so a new one starts", self.run_id)
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
         job_id = os.environ.get(names.JOB_ID, "")
         tags = {
@@ -257,5 +259,5 @@ class MlflowTracker:
 
 
 def _key(name: str) -> str:
-    """A name with what MLflow takes in names, which is less than others do."""
+    """Return a name with only the characters that MLflow accepts, which are few."""
     return _NOT_IN_KEYS.sub("_", name)[:250]

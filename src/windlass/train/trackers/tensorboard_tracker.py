@@ -1,8 +1,7 @@
-"""TensorBoard: event files under `<out>/<run>/tensorboard`, by torch's own writer.
+"""TensorBoard tracker: event files under `<out>/<run>/tensorboard`, by torch's own writer.
 
-A restart writes another file into the same folder, which TensorBoard shows as the same run; steps that are
-done again replace those that were lost with the attempt before. Needs `tensorboard`, imported when it is
-named.
+A restart writes another file into the same folder, which TensorBoard shows as the same run. Repeated steps
+replace those of the lost attempt. Needs `tensorboard`, which is imported only when it is named.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def make_tensorboard(run: TrackedRun) -> TensorBoardTracker:
 
 
 class TensorBoardTracker:
-    """The writer is made with the first step, since it must know from which step on a restart replaces."""
+    """Tracker that makes its writer at the first step, from which a restart replaces older steps."""
 
     name = "tensorboard"
     every_s = 1.0
@@ -59,6 +58,6 @@ class TensorBoardTracker:
         if self._writer is not None:
             self._writer.flush()
 
-    def close(self, *, ok: bool = True) -> None:  # noqa: ARG002  # event files do not say how a run ended
+    def close(self, *, ok: bool = True) -> None:  # noqa: ARG002  # event files do not record how a run ended
         if self._writer is not None:
             self._writer.close()

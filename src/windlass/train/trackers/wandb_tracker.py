@@ -1,7 +1,7 @@
-"""Weights & Biases, by its library: one run over restarts, offline or online as WANDB_MODE says.
+"""Weights & Biases tracker, by its library: one run over restarts, offline or online as set by WANDB_MODE.
 
-Its other variables (WANDB_PROJECT, WANDB_ENTITY, WANDB_API_KEY ...) are read by the library itself. Needs
-`wandb`, imported when it is named.
+The library itself reads its other variables (WANDB_PROJECT, WANDB_ENTITY, WANDB_API_KEY ...). Needs `wandb`,
+which is imported only when it is named.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def make_wandb(run: TrackedRun) -> WandbTracker:
 
 
 class WandbTracker:
-    """Steps are sent as `train_step`: after a restart they may go back, which W&B's own may not."""
+    """Tracker that sends steps as `train_step`, which may go back after a restart, unlike W&B's own."""
 
     name = "wandb"
     every_s = 1.0
@@ -51,7 +51,7 @@ class WandbTracker:
         self._run.log({**metrics, "train_step": step, "_timestamp": time_s})
 
     def flush(self) -> None:
-        """The library sends from a process of its own."""
+        """Do nothing, because the library sends from its own process."""
 
     def close(self, *, ok: bool = True) -> None:
         if self._run is not None:

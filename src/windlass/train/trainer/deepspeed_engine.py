@@ -1,8 +1,8 @@
-"""DeepSpeed as a strategy: its engine holds the model, the optimizer and the gradients (ZeRO 1, 2 or 3).
+"""DeepSpeed as a strategy. Its engine holds the model, the optimizer and the gradients (ZeRO 1, 2 or 3).
 
-Used by the trainer for strategy="deepspeed", in place of `strategies.lay_out`; deepspeed is imported here
-and nowhere else. The engine writes its state itself, into `deepspeed/` beside our checkpoints, which say
-which one is whole; it can be loaded at the world size that wrote it only. For another one, use fsdp.
+The trainer uses this for strategy="deepspeed", instead of `strategies.lay_out`. Only this module imports
+deepspeed. The engine writes its own state into `deepspeed/` beside our checkpoints, which record the complete
+one. Only the world size that wrote a state can load it. For other world sizes, use fsdp.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from windlass.train.trainer.step_update import StepUpdate
 from windlass.train.trainer.trainer_options import TrainerOptions
 
 FOLDER = "deepspeed"  # in a run's folder
-_HELD = 2  # newest states, whose checkpoints may not be whole yet
+_HELD = 2  # newest states, whose checkpoints may be incomplete
 
 
 def load_deepspeed() -> Any:
-    """The library, or an error that says what to do."""
+    """Return the library, or raise an error with the fix."""
     try:
         import deepspeed
     except ImportError as error:
@@ -41,7 +41,7 @@ def load_deepspeed() -> Any:
         ) from error
     if not dist.is_initialized():
         raise SpecError(
-            "DeepSpeed needs a process group, also for one process",
+            "DeepSpeed needs a process group, even for one process",
             hint="start it with `windlass run` or torchrun",
         )
     return deepspeed
@@ -54,18 +54,19 @@ def lay_out_with_deepspeed(
     context: Context,
     options: TrainerOptions,
 ) -> LaidOutModel:
-    """The model in DeepSpeed's engine, which is called in its place."""
+    """Return the model in DeepSpeed's engine, which replaces it in forward passes."""
     deepspeed = load_deepspeed()
     if options.precision == "fp16":
-        raise SpecError("fp16 does not go with deepspeed here", hint='use precision="bf16"')
+        raise SpecError("strategy deepspeed does not support fp16", hint='use precision="bf16"')
     is_bf16 = options.precision == "bf16"
     engine, *_ = deepspeed.initialize(
         model=model.to(context.device),
         optimizer=optimizer,
         dist_init_required=False,
         config={
-            "train_micro_batch_size_per_gpu": options.micro_batch or 1,  # not used: data are ours
-            "gradient_accumulation_steps": 1,  # the trainer says where a step ends
+            "train_micro_batch_size_per_gpu": options.micro_batch
+            or 1,  # required but unused, as the data are ours
+            "gradient_accumulation_steps": 1,  # the trainer sets the end of a step
             "gradient_clipping": options.clip or 0.0,
             "zero_optimization": {"stage": options.zero_stage},
             "zero_allow_untested_optimizer": True,
@@ -84,7 +85,7 @@ def lay_out_with_deepspeed(
 
 
 class DeepSpeedUpdate(StepUpdate):
-    """One optimizer step by DeepSpeed's engine. It does not leave steps out: it clips, and steps."""
+    """Optimizer step by DeepSpeed's engine, which clips, but does not skip steps."""
 
     def _backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
         engine: Any = self._laid_out.module
@@ -98,19 +99,19 @@ class DeepSpeedUpdate(StepUpdate):
 
 
 class DeepSpeedState:
-    """What a checkpoint holds of the engine: the name of the state that it has written by itself."""
+    """State of the engine in a checkpoint: the name of the state that the engine wrote itself."""
 
     def __init__(self, engine: Any, folder: str) -> None:
         if "://" in folder:
             raise SpecError(
-                f"DeepSpeed cannot write to {folder}", hint="give out= a folder, or use fsdp"
+                f"DeepSpeed cannot write to {folder}", hint="set out= to a folder, or use fsdp"
             )
         self._engine = engine
         self._folder = Path(folder) / FOLDER
         self._tags: deque[str] = deque(maxlen=_HELD)
 
     def state_dict(self) -> dict[str, Any]:
-        """Write the engine's state, all ranks together, unless this step's is written."""
+        """Write the engine's state with all ranks, unless this step's is already written."""
         tag = f"step-{self._engine.global_steps}"
         if self._engine.global_steps and tag not in self._tags:
             self._engine.save_checkpoint(str(self._folder), tag=tag, save_latest=False)
@@ -123,15 +124,15 @@ class DeepSpeedState:
         if state["world_size"] != dist.get_world_size():
             raise SpecError(
                 f"DeepSpeed saved this run with {state['world_size']} ranks, "
-                f"and there are {dist.get_world_size()}",
-                hint='go on with as many, or train with strategy="fsdp", which fits any number',
+                f"but there are {dist.get_world_size()} now",
+                hint='resume with the same number, or train with strategy="fsdp", which supports any',
             )
         path, _ = self._engine.load_checkpoint(str(self._folder), tag=state["tag"])
         if path is None:
             raise SpecError(f"DeepSpeed's {self._folder / state['tag']} is missing")
 
     def _remove_old(self) -> None:
-        """States whose checkpoint is gone."""
+        """Remove states that have no checkpoint any more."""
         for path in self._folder.glob("step-*"):
             if path.name not in self._tags and not (self._folder.parent / path.name).exists():
                 shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Validation: every sample once, over all ranks, each metric weighted by the samples or tokens behind it.
+"""Validation of every sample once over all ranks. Metrics are weighted by their samples or tokens.
 
-Called by the trainer, and by loops written by hand. Sums stay on the device; ranks meet once, at the end.
-How a batch becomes numbers is the caller's function; which batches there are is the loader's.
+The trainer and hand-written loops call it. Sums stay on the device, and ranks communicate once, at the end.
+The caller's function turns a batch into metrics, and the loader decides on the batches.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def evaluate(
     device: torch.device,
     weigh: Callable[[Any], torch.Tensor] | None = None,
 ) -> dict[str, float]:
-    """The mean of each metric over all batches of all ranks; every rank must call it, and gets the same.
+    """Return the mean of each metric over all batches of all ranks. Call it on every rank.
 
-    batches: (data, number of samples); 0 samples: a batch that only keeps ranks in step.
-    step: data and its number -> the loss, (loss, metrics), or metrics; all of them means over the batch.
-    weigh: what a batch counts; its samples, unless given.
+    batches: (data, number of samples). A batch with 0 samples only keeps ranks in step.
+    step: function of data and its number that returns the loss, (loss, metrics), or metrics, as batch means.
+    weigh: function that returns the weight of a batch (default: its number of samples).
     """
     names: tuple[str, ...] = ()
     sums: Any = None
@@ -51,7 +51,7 @@ def evaluate(
 
 
 def read_metrics(returned: Any) -> dict[str, Any]:
-    """What a step returned, as metrics by name; the loss is first."""
+    """Return a step's result as metrics by name, with the loss first."""
     if isinstance(returned, Mapping):
         return dict(returned)
     if isinstance(returned, tuple) and len(returned) == 2:
@@ -65,7 +65,7 @@ def _row(metrics: Metrics, weight: Any, device: torch.device) -> torch.Tensor:
         torch.as_tensor(value, dtype=torch.float64, device=device) for value in metrics.values()
     ]
     scale = torch.as_tensor(weight, dtype=torch.float64, device=device)
-    # the mean of a batch in which nothing counts is not a number, and counts nothing
+    # The mean of a batch with weight 0 is NaN, and must count nothing.
     weighted = [torch.where(scale > 0, number * scale, 0.0) for number in numbers]
     return torch.stack([*weighted, scale])
 
@@ -83,7 +83,7 @@ def _means(names: tuple[str, ...], sums: Any) -> dict[str, float]:
 
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put the model into eval mode, and each module back into the mode that it had.
+    """Put the model into eval mode, and then restore the mode of each module.
 
     A module that the user put into eval mode, such as a frozen BatchNorm, stays in it.
     """

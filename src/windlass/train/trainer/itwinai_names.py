@@ -1,7 +1,7 @@
-"""Names of itwinai's TorchTrainer: those that mean the same here, and those that are refused by name.
+"""Names of itwinai's TorchTrainer that mean the same here, and names that are refused with a hint.
 
-Read by the trainer and, before torch is imported, by `trainer_options`. A test compares the tables with
-those in docs/coming-from/itwinai.md. Names are those of itwinai 0.4.2.
+The trainer reads them, and `trainer_options` before torch is imported. A test compares the tables with those
+in docs/coming-from/itwinai.md. The names are those of itwinai 0.4.2.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ SETTINGS = {
     "run_name": "run",
     "checkpoints_location": "out",
 }
-PER_RANK = "batch_size"  # a setting of its own, which becomes batch
-NO_EFFECT: Mapping[str, tuple[Any, ...]] = {  # values that ask for nothing that is not so here
+PER_RANK = "batch_size"  # a separate setting, converted to batch
+NO_EFFECT: Mapping[str, tuple[Any, ...]] = {  # values that match the behaviour here
     "disable_tqdm": (True, False),
     "pin_gpu_memory": (True, False),  # memory is pinned for GPUs
     "shuffle_validation": (False,),
@@ -155,7 +155,7 @@ _ALWAYS_NONE = ("logger", "profiler")
 
 
 def translate(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by our names; raise for those of itwinai that cannot be honoured."""
+    """Return settings under our names. Raise for those of itwinai that cannot be honoured."""
     translated: dict[str, Any] = {}
     for key, value in values.items():
         if value in NO_EFFECT.get(key, ()):
@@ -180,25 +180,25 @@ def refuse_overrides(kind: type, base: type) -> None:
 
 
 def refuse_attributes(trainer: object) -> None:
-    """Refuse attributes that were set and that nothing reads, and methods that nothing calls."""
+    """Refuse attributes that no code reads, and methods that no code calls."""
     for name, hint in REFUSED_METHODS.items():
         if name in vars(trainer):
-            raise SpecError(f"{name} was set, which this trainer never calls", hint=hint)
+            raise SpecError(f"{name} is set, but this trainer never calls it", hint=hint)
     for name in _ALWAYS_NONE:
         if getattr(trainer, name, None) is not None:
             raise SpecError(
-                f"{type(trainer).__name__} has set self.{name}, which nothing uses",
+                f"{type(trainer).__name__} sets self.{name}, but no code uses it",
                 hint=REFUSED_SETTINGS.get(name, _PROFILER),
             )
 
 
 def explain_missing(name: str) -> str:
-    """Return why a trainer has no such attribute; empty if itwinai has none either."""
+    """Return why a trainer has no such attribute, or an empty string if itwinai has none either."""
     return REFUSED_ATTRIBUTES.get(name) or REFUSED_METHODS.get(name, "")
 
 
 class Strategy:
-    """What itwinai's strategies offer, by the trainer's context."""
+    """Attributes and methods of itwinai's strategies, based on the trainer's context."""
 
     is_initialized = True
 
@@ -257,17 +257,17 @@ class Strategy:
     def distributed(
         self, model: Any, optimizer: Any, lr_scheduler: Any = None, **options: Any
     ) -> tuple[Any, Any, Any]:
-        """Return the parts as they are: the trainer lays the model out later, with these DDP options."""
+        """Return the parts unchanged. The trainer lays the model out later, with these DDP options."""
         if "config_params" in options or "compression" in options:
             raise SpecError(
                 "options of DeepSpeed and Horovod cannot be given to strategy.distributed here",
-                hint='take strategy="deepspeed" and zero_stage, or ddp or fsdp',
+                hint='use strategy="deepspeed" and zero_stage, or ddp or fsdp',
             )
         self._trainer.ddp_options = {**self._trainer.ddp_options, **options}
         return model, optimizer, lr_scheduler
 
     def create_dataloader(self, dataset: Any, batch_size: int = 1, **options: Any) -> Any:
-        """Return a DataLoader that the trainer takes apart and cuts over the ranks."""
+        """Return a DataLoader that the trainer takes apart and splits over the ranks."""
         from torch.utils.data import DataLoader
 
         return DataLoader(dataset, batch_size=batch_size, **options)

@@ -1,6 +1,6 @@
 """Log of a training: loss, gradient norm, learning rate and meters, for trackers and callbacks.
 
-Held by `TorchTrainer`. Numbers of a step are read when the next one is under way, so no step waits for them.
+`TorchTrainer` holds it. The numbers of a step are read during the next one, so that no step waits for them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TrainLog:
         return self._sums.metric_names
 
     def step_done(self, step: Any) -> None:
-        """Count a step. Every `log_every` steps its numbers are requested, and logged one step later."""
+        """Count a step. Every `log_every` steps, request its numbers, which are logged one step later."""
         options, progress = self._trainer.options, self._trainer.progress
         tokens = step.global_samples * (options.tokens_per_sample or 0)
         self._meters.step(tokens=tokens, samples=step.global_samples, data_wait_s=self.data_wait_s)
@@ -107,13 +107,13 @@ class TrainLog:
         if count:
             self._trainer.progress.num_skipped += count
             logger.warning(
-                "%d of the steps up to %d had gradients that were infinite or not a number; left out",
+                "%d of the steps up to %d were skipped, because their gradients were Inf or NaN",
                 count,
                 step,
             )
 
     def validation_done(self, metrics: Mapping[str, float]) -> None:
-        """Log a validation; what it took is not a step's time."""
+        """Log a validation. Its duration does not count as step time."""
         self._meters.skip()
         values = {f"val_{name}": value for name, value in metrics.items()}
         self._trackers.log(values, step=self._trainer.progress.step)
@@ -123,7 +123,7 @@ class TrainLog:
         self._meters.skip()
 
     def settle(self) -> None:
-        """Before a checkpoint: write what is known of the steps up to it, so that no kill loses it."""
+        """Write the known numbers of the steps before a checkpoint, so that no kill loses them."""
         if self._pending is not None and self._pending.sums.is_ready:
             self._log_pending()
         self._trackers.settle()
@@ -137,7 +137,7 @@ class TrainLog:
 
 
 def _spread(numbers: list[float]) -> dict[str, float]:
-    """Return the spread of all ranks' numbers, which come rank after rank."""
+    """Return the spread of all ranks' numbers, which are given rank after rank."""
     width = len(OF_EACH_RANK)
     rows = (numbers[start : start + width] for start in range(0, len(numbers), width))
     return spread_over_ranks([dict(zip(OF_EACH_RANK, row, strict=True)) for row in rows])
