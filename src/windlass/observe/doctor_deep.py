@@ -214,7 +214,7 @@ def _check_policy(both: list[Finding]) -> Iterator[Check]:
     if not seen:
         return
     if not all(seen):
-        hint = "other pods can reach a job's ports; they are authenticated, but ask for a network plugin"
+        hint = "pods can reach other jobs' ports, which are authenticated; ask for a network plugin"
         text = "no: a port that no rule opens could be reached"
         yield Check(name=name, state="warn", found=text, hint=hint)
         return
@@ -265,9 +265,7 @@ def _check_reduce(findings: list[Finding]) -> Check:
     rates = [float(f["bytes_per_s"]) for f in findings if f.get("bytes_per_s")]
     if errors or not rates:
         text = errors[0] if errors else "not measured"
-        hint = (
-            "torch's gloo opens ports of its own choosing between pods: is there a rule against it?"
-        )
+        hint = "torch's gloo opens ports of its own choosing between pods: does a rule block them?"
         return Check(name="all-reduce", state="missing", found=text, hint=hint)
     text = f"{min(rates) / 1e9:.2f} GB/s (gloo, {probe.NUM_BYTES >> 20} MiB, 2 pods)"
     return Check(name="all-reduce", state="ok", found=text)

@@ -79,7 +79,7 @@ def _connect(settings: Settings) -> tuple[Api | None, str]:
 
 
 def _look_at_engine(engine: Renderer) -> EngineRow:
-    """Return the row of an engine that is not made of a dialect."""
+    """Return the row of an engine without a dialect."""
     package = find_package(engine.name)
     return EngineRow(
         name=engine.name,

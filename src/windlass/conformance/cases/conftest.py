@@ -2,11 +2,14 @@
 
 `on` runs and submits jobs on one engine. `shared` is a folder that ranks and case can both access. Markers:
 
-- `local_only`: the case cannot hold on a cluster. `cluster_only`: it means nothing locally. Both have a
-reason. - `needs_can`: the case needs a capability that not every dialect has. - `needs_right`: the case does
-more than a user's Role allows. - `engine_matters`: the result depends on where nodes come from. `quick`: the
-case starts no job. By default
-  users run these two.
+- `local_only`: the case cannot hold on a cluster (with the reason).
+- `cluster_only`: the case is meaningless on one machine (with the reason).
+- `needs_can`: the case needs a capability that not every dialect has.
+- `needs_right`: the case does more than a user's Role allows.
+- `engine_matters`: the result depends on where nodes come from.
+- `quick`: the case starts no job.
+
+By default users run the cases marked `engine_matters` or `quick`.
 
 The engine and `space` come from outside. `windlass.conformance` provides them when a user runs the cases.
 Otherwise the project's conftest does, which runs them on every engine.
@@ -46,7 +49,7 @@ CODE = Path("/windlass/job/code")
 def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "local_only(reason): a contract that cannot hold on a cluster",
-        "cluster_only(reason): a contract that means nothing on one machine",
+        "cluster_only(reason): a contract that is meaningless on one machine",
         "engine_matters: a contract that depends on where nodes come from",
         "quick: a contract that starts no job",
         "needs_can(capability): a contract that needs a capability not every dialect has",

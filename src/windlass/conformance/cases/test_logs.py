@@ -1,4 +1,4 @@
-"""Logs: every line of every rank, whatever it is made of."""
+"""Logs: every line of every rank, whatever its content."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_result_of_one_rank(on):
     assert job.verdict() is None
 
 
-@pytest.mark.local_only("the folder is looked into")
+@pytest.mark.local_only("the local folder is inspected")
 @pytest.mark.parametrize("procs", [1, 3])
 def test_a_result_that_is_gone_is_an_error_that_names_its_rank(on, home, procs):
     job = on.submit(work.rank, procs=procs)

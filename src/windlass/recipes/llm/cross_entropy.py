@@ -79,9 +79,7 @@ def _score_kernel(  # type: ignore[no-untyped-def]
     label = tl.load(labels + row)
     is_valid = label != IGNORED
     first = logits + row.to(tl.int64) * width
-    is_known = (label >= 0) & (
-        label < width
-    )  # what is neither known nor ignored makes the loss NaN
+    is_known = (label >= 0) & (label < width)  # an invalid label makes the loss NaN
     target = tl.load(first + label, is_known, other=float("nan")).to(tl.float32)
     most = tl.full((BLOCK,), -1e30, tl.float32)  # one per lane, so no block waits for a reduction
     total = tl.zeros((BLOCK,), tl.float32)

@@ -17,9 +17,7 @@ from windlass.recipes.llm.llm_options import LlmOptions
 from windlass.train.parallel.shape import Shape
 
 _TOKENS_AT_ONCE = 32_768  # per rank on a GPU
-_ADAPTED_TOKENS_AT_ONCE = (
-    65_536  # with adapters, whose small kernels take the same time for more tokens
-)
+_ADAPTED_TOKENS_AT_ONCE = 65_536  # with adapters, whose many small kernels cost the same
 _USABLE = 0.92  # share of a GPU's memory, without the CUDA context and fragmentation
 _MOST = 0.96  # share above which no training was seen to fit
 _SLACK_BYTES = 3 << 30  # limit to which temporary buffers of kernels grow with the tokens
