@@ -88,7 +88,7 @@ def test_what_is_cut_off_or_of_several_files_is_named(folder):
 def test_folders_and_validation_data_are_named(folder):
     with pytest.raises(SpecError, match="there is no folder /models/llama") as caught:
         check_files(options("--model-local-dir", "/models/llama"))
-    assert "whether the volume is mounted" in caught.value.hint
+    assert "is the volume mounted?" in caught.value.hint
     with pytest.raises(SpecError, match=r"there is no file val\.jsonl"):
         check_files(options("--val-file", "val.jsonl"))
 

@@ -28,7 +28,7 @@ def test_a_folder_of_each_nodes_own(tmp_path, home):
     assert wl.run(train, (f"{tmp_path}/same",), nodes=2, quiet=True) == [2, 2]
     assert not list((tmp_path / "same/run").glob(".shared-*"))
     with pytest.raises(
-        wl.SpecError, match=r"own-\d/run is not the same folder on node 1"
+        wl.SpecError, match=r"own-\d/run on node 1 is not the same folder"
     ) as caught:
         wl.run(train, (f"{tmp_path}/own-{{rank}}",), nodes=2, quiet=True)
     assert "mount a claim" in str(caught.value)

@@ -87,7 +87,7 @@ def test_a_life_of_asynchronous_saves(checkpoints, tmp_path, caplog):
     checkpoints.save(fill(state, 3), step=3, facts={})
     os.kill(checkpoints._writer.process_id, signal.SIGKILL)
     checkpoints.save(fill(state, 4), step=4, facts={})
-    assert "a checkpoint was not saved, training goes on: step-3" in caplog.text
+    assert "a checkpoint was not saved, training continues: step-3" in caplog.text
     checkpoints.wait()
     assert checkpoints.latest == 4
 
@@ -192,11 +192,11 @@ def test_a_save_without_room_says_so_and_gives_its_room_back(tmp_path, kind, num
     )
     assert done.stdout.splitlines() == [
         f"a checkpoint was not saved: step-2: OSError: [Errno 27] {told}",
-        f"  hint: is there room in {tmp_path / 'run'}, and do all ranks see it?",
+        f"  hint: check that {tmp_path / 'run'} has free space and that all ranks can access it",
         "['best', 'best.json', 'latest', 'step-1']" if is_marked else "['latest', 'step-1']",
         "3 1",
     ], done.stderr
-    assert ("step-1 is the best, which could not be written down" in done.stderr) != is_marked
+    assert ("step-1 is the best so far, but this could not be recorded" in done.stderr) != is_marked
 
 
 INTERRUPTED = """

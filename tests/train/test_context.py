@@ -136,7 +136,7 @@ def test_one_process_has_no_mesh():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_told():
     for device in ("cuda", "cuda:1"):
-        with pytest.raises(SpecError, match=f"device '{device}': this process sees 0 GPUs"):
+        with pytest.raises(SpecError, match=f"device '{device}' does not exist: this process sees 0 GPUs"):
             get_context(device=device)
 
 

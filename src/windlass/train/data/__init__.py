@@ -1,1 +1,1 @@
-"""Data of a training: samples and tokens, and which rank reads what in which step."""
+"""Data of a training: samples and tokens, and the part that each rank reads in a step."""

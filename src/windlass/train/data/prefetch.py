@@ -89,9 +89,8 @@ class _StreamWorker(IterableDataset):
         info = get_worker_info()
         worker, num_workers = info.id, info.num_workers
         for name, value in (("id", 0), ("num_workers", 1)):
-            object.__setattr__(
-                info, name, value
-            )  # a dataset that shards itself must yield all samples
+            # A dataset that shards itself by worker must yield all samples.
+            object.__setattr__(info, name, value)
         try:
             yield from self.reader.read(
                 start=self.start, stop=self.stop, worker=worker, num_workers=num_workers

@@ -214,9 +214,8 @@ def get_context(*, backend: str | None = None, device: str | None = None) -> Con
 def _make_context(
     environ: Mapping[str, str], *, backend: str | None, device: str | None
 ) -> Context:
-    is_worker = (
-        torch.utils.data.get_worker_info() is not None
-    )  # a data loader's worker is not a rank
+    # A data loader's worker is not a rank.
+    is_worker = torch.utils.data.get_worker_info() is not None
     local_rank = _read(environ, names.LOCAL_RANK, 0)
     local_world_size = _read(environ, names.LOCAL_WORLD_SIZE, 1)
     chosen = _choose_device(device, local_rank, local_world_size)

@@ -154,9 +154,8 @@ def make_mlflow(run: TrackedRun) -> MlflowTracker:
     if address.note:
         logger.warning("%s", address.note)
     if address.database is not None:
-        with contextlib.suppress(
-            OSError
-        ):  # MLflow then fails too, and a tracker must not end a run
+        # MLflow then fails too, and a tracker must not end a run.
+        with contextlib.suppress(OSError):
             address.database.parent.mkdir(parents=True, exist_ok=True)
     return MlflowTracker(run, LibraryStore(library, address.uri))
 
@@ -195,9 +194,8 @@ class MlflowTracker:
         self._store.log_batch(
             self.run_id, MlflowBatch(tags=dict(islice(tags.items(), _PARAMS_AT_ONCE)))
         )
-        if self._run.run_id or not os.environ.get(
-            "MLFLOW_RUN_ID"
-        ):  # otherwise another program owns the run
+        # The run belongs to another program if only MLFLOW_RUN_ID names it.
+        if self._run.run_id or not os.environ.get("MLFLOW_RUN_ID"):
             self.backfill(until_s=self._made_s)
 
     def backfill(self, *, until_s: float = math.inf) -> None:

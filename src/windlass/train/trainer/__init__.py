@@ -1,1 +1,1 @@
-"""TorchTrainer: its settings, its parts, one step, what it logs and saves, and who listens."""
+"""TorchTrainer: its settings, parts, steps, logs and saves, and its callbacks."""

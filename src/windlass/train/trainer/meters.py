@@ -24,12 +24,9 @@ _BUDGET_S = 0.2
 _MAX_ROUNDS = 30
 _CUDA_SIZE = 8192
 _CPU_SIZE = 768
-OF_EACH_RANK = (
-    "step_p50_s",
-    "data_wait_share",
-    "memory_peak_bytes",
-)  # read by `spread_over_ranks`
-_KEPT = 4096  # step durations kept between two reads; sums cover all steps
+# read by `spread_over_ranks`
+OF_EACH_RANK = ("step_p50_s", "data_wait_share", "memory_peak_bytes")
+_KEPT = 4096  # step durations kept between two reads, while sums cover all steps
 
 
 def measure_matmul_rate(device: torch.device | str, dtype: torch.dtype | None = None) -> float:

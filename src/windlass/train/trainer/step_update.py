@@ -301,9 +301,8 @@ class StepUpdate:
         )
         total = weights.sum()
         if self._context.world_size > 1:
-            dist.all_reduce(
-                total
-            )  # ranks that share layers count repeatedly, and are averaged alike
+            # Ranks that share layers count repeatedly, and are averaged alike.
+            dist.all_reduce(total)
         return list(weights * (self._context.world_size / total.clamp(min=1e-12)))
 
     def _backward(self, loss: torch.Tensor, *, is_last: bool) -> None:

@@ -53,15 +53,15 @@ class TorchTrainer:
     """A training run. Keywords are settings (see TrainerOptions), or parts, which may also be factories."""
 
     options_type: type[TrainerOptions] = TrainerOptions
-    # function of a batch that returns its weight, such as its number of tokens (default: its samples)
+    # function of a batch's data that returns its weight as a tensor, such as its number of tokens
+    # (default: its number of samples)
     batch_weight: Any = None
     lr_scheduler: Any = None  # stepped at the start of each epoch, as in itwinai
     torch_rng: Any = None
     logger: Any = None
     profiler: Any = None
-    ddp_options: Mapping[
-        str, Any
-    ] = {}  # DistributedDataParallel keywords, such as find_unused_parameters
+    # keywords for DistributedDataParallel, such as find_unused_parameters
+    ddp_options: Mapping[str, Any] = {}
 
     def __init__(
         self,

@@ -83,9 +83,7 @@ class TrainResult:
     resumed_from: int | None  # step of the checkpoint that this process resumed from
     folder: str  # <out>/<run>
     is_stopped_early: bool = False
-    test: dict[str, float] = field(
-        default_factory=dict
-    )  # metrics of the test data passed to `execute`
+    test: dict[str, float] = field(default_factory=dict)  # metrics of the data for `execute`
 
 
 class AttributeChecks:
