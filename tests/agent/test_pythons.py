@@ -65,7 +65,7 @@ def test_agents_of_pods_survive_a_broken_link_under_every_python(tmp_path, versi
     asked = {"nodes": 2, "min_nodes": 2, "grace_s": 1.0}
     with open_ground(tmp_path, python=need_python(version), **asked) as ground:
         ground.start_all()
-        ground.lines[1].reset()
+        ground.relays[1].reset()
         ground.wait_for_ranks(1, 2, 60)
         finish(ground)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 import rank_work as work
-from pod_connections import make_job, run_at_door
+from pod_connections import make_job, run_lead_server
 from tls_peers import JOB, connect_lead, until
 
 import windlass as wl
@@ -219,7 +219,7 @@ def test_client_follows_past_malformed_statuses(tmp_path, caplog):
         assert caplog.text.count("its status is ignored") >= 5
         await asyncio.to_thread(line.close)
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
 
 
 SPOIL = """

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from cryptography import x509
 from kube.plans import make_pod_plan
-from pod_connections import run_at_door
+from pod_connections import run_lead_server
 from tls_peers import (
     JOB,
     connect_lead,
@@ -49,7 +49,7 @@ def test_certificate_is_valid_only_for_its_role(tmp_path, cert, role):
         assert not scene.lead_server._readers
         assert scene.state(1) == "pending"
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
 
 
 def test_certificate_of_another_job_is_refused(tmp_path):

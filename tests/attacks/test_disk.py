@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import rank_work as work
-from pod_connections import make_job, run_at_door
+from pod_connections import make_job, run_lead_server
 from tls_peers import JOB, connect_lead, until
 
 import windlass as wl
@@ -112,7 +112,7 @@ def test_client_resumes_when_its_disk_has_space_again(tmp_path, caplog):
         await asyncio.to_thread(line.close)
 
     with _small_disk(tmp_path / "disk", 3 * MB + MB // 2) as disk:
-        run_at_door(tmp_path, lambda scene: visit(scene, disk))
+        run_lead_server(tmp_path, lambda scene: visit(scene, disk))
 
 
 # -- limits ----------------------------------------------------------------------------------------

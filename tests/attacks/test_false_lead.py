@@ -18,7 +18,7 @@ import pytest
 from kube.api_server import connect_to
 from kube.fake_cluster import fake_cluster, make_fake_job, make_fake_pod
 from kube.plans import make_pod_plan
-from pod_connections import run_at_door
+from pod_connections import run_lead_server
 from tls_peers import JOB, connect_lead, until, write_certificates
 
 from windlass.engines.cluster.cluster_job import ClusterJob
@@ -115,7 +115,7 @@ def run_among(tmp_path, false_ones, check):
             sync.close()
 
     try:
-        run_at_door(tmp_path, run)
+        run_lead_server(tmp_path, run)
     finally:
         for one in false_ones:
             one.close()

@@ -13,7 +13,7 @@ import signal
 
 import pytest
 from attacks import once
-from pod_connections import make_job, put, run_at_door
+from pod_connections import make_job, put, run_lead_server
 from tls_peers import until
 from waits import wait_for
 
@@ -89,4 +89,4 @@ def test_node_killed_before_sending_its_results(tmp_path):
         assert [found[0].state for found in left] == ["returned", MISSING]
         assert left[0][1] == b"value"
 
-    run_at_door(tmp_path, visit, make_job(nodes=2, work=Function(name="train")))
+    run_lead_server(tmp_path, visit, make_job(nodes=2, work=Function(name="train")))

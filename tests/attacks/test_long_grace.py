@@ -28,7 +28,7 @@ def test_follower_that_is_cut_off(tmp_path):
     with open_ground(tmp_path, nodes=2, min_nodes=2) as ground:
         lead = ground.start_all()
         ground.sever(1)
-        ground.lines.pop(1)
+        ground.relays.pop(1)
         ground.lead_to(lead, 1)
         ground.start("1-again", 1)  # sooner than Kubernetes ever would
         ground.wait_for_ranks(1, 2, 40)
@@ -40,7 +40,7 @@ def test_lead_that_is_cut_off(tmp_path):
         ground.start_all()
         ground.sever(1)
         other = ground.start("0-again", 0, num_losses=1)
-        ground.lines[1].divert(other.port)
+        ground.relays[1].divert(other.port)
         ground.wait_for_ranks(1, 2, 40)
         finish(ground, other)
 
@@ -53,7 +53,7 @@ def test_cut_during_the_grace_period(tmp_path):
         follower.process.send_signal(signal.SIGTERM)
         wait_for(lambda: lead.status().phase is Phase.STOPPING, "the attempt is being ended", 30)
         ground.sever(1)
-        ground.lines.pop(1)
+        ground.relays.pop(1)
         ground.lead_to(lead, 1)
         ground.start("1-again", 1)
         ground.wait_for_ranks(1, 2, 40)
@@ -69,7 +69,7 @@ def test_stopping_node_that_is_not_cut_off_keeps_its_grace(tmp_path, index):
         leaving.process.send_signal(signal.SIGTERM)
         if index == 0:
             lead = ground.start("0-again", 0, num_losses=1)
-            ground.lines[1].target = lead.port
+            ground.relays[1].target = lead.port
         ground.wait_for_ranks(1, 1, 40)
         leaving.process.wait(30)
         finish(ground, lead)

@@ -27,7 +27,7 @@ def replace(ground, *indexes, losses=1):
     """
     lead = ground.start("0-again", 0, num_losses=losses)
     for index in indexes:
-        ground.lines.pop(index)  # its own connection, because the old agent's stays severed
+        ground.relays.pop(index)  # its own connection, because the old agent's stays severed
         ground.lead_to(lead, index)
         ground.start(f"{index}-again", index)
     return lead
@@ -61,7 +61,7 @@ def test_neither_half_with_its_own_lead_continues(tmp_path):
     """The half without the lead gets a new lead and all missing nodes, and must still wait."""
     with open_ground(tmp_path, join_timeout_s=25.0) as ground:
         lead = ground.start_all()
-        far = [ground.lines[index] for index in (2, 3)]
+        far = [ground.relays[index] for index in (2, 3)]
         ground.sever(2, 3)
         other = replace(ground, 1)
         for line in far:  # these agents now reach the new lead
@@ -82,7 +82,7 @@ def test_neither_half_with_its_own_lead_continues(tmp_path):
 def test_only_the_larger_part_continues(tmp_path, far):
     with open_ground(tmp_path, min_nodes=1) as ground:
         lead = ground.start_all()
-        lines = [ground.lines[index] for index in far]
+        lines = [ground.relays[index] for index in far]
         ground.sever(*far)
         other = replace(ground, *({1, 2, 3} - set(far)))
         for line in lines:
@@ -100,7 +100,7 @@ def test_replacement_nodes_do_not_count(tmp_path):
     """The lead keeps one other node of three. The third node gets a new lead and peer but no majority."""
     with open_ground(tmp_path, nodes=3) as ground:
         lead = ground.start_all()
-        far = ground.lines[2]
+        far = ground.relays[2]
         ground.sever(2)
         other = replace(ground, 1)
         far.divert(other.port)
@@ -119,7 +119,7 @@ def test_lead_continues_when_half_of_its_nodes_are_replaced(tmp_path):
         ground.sever(2, 3)
         wait_for(lambda: has_message(lead), "it reports that it has only half", 60)
         for index in (2, 3):
-            ground.lines.pop(index)
+            ground.relays.pop(index)
             ground.lead_to(lead, index)
             ground.start(f"{index}-again", index)
         ground.wait_for_ranks(1, 4)
@@ -142,13 +142,13 @@ def test_stopped_node_says_farewell_to_the_current_lead(tmp_path):
     """The network has healed when the old half is stopped. The new lead gets the farewells and continues."""
     with open_ground(tmp_path, grace_s=0.5) as ground:
         ground.start_all()
-        near, far = ground.lines[1], [ground.lines[index] for index in (2, 3)]
+        near, far = ground.relays[1], [ground.relays[index] for index in (2, 3)]
         ground.sever(2, 3)
         other = replace(ground, 1)
         for line in far:
             line.divert(other.port)
         wait_for(lambda: has_message(other), "the other lead reports that it has only half", 60)
-        ground.lines[0].target = near.target = other.port  # the network heals
+        ground.relays[0].target = near.target = other.port  # the network heals
         near.sever()
         near.divert(other.port)
         for name in ("0", "1"):
@@ -188,10 +188,10 @@ def test_farewell_names_later_attempts(tmp_path):
     """
     with open_ground(tmp_path, grace_s=0.5) as ground:
         lead = ground.start_all()
-        near, far = ground.lines[1], [ground.lines[index] for index in (2, 3)]
+        near, far = ground.relays[1], [ground.relays[index] for index in (2, 3)]
         ground.sever(2, 3)
         for index in (2, 3):
-            ground.lines.pop(index)
+            ground.relays.pop(index)
             ground.lead_to(lead, index)
             ground.start(f"{index}-again", index)
         ground.wait_for_ranks(1, 4, 60)

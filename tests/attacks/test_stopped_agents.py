@@ -26,7 +26,7 @@ def finish(ground, lead, num_worlds=2):
 
 
 def start_again(ground, lead):
-    ground.lines.pop(1)
+    ground.relays.pop(1)
     ground.lead_to(lead, 1)
     ground.start("1-again", 1)
 
@@ -60,7 +60,7 @@ def test_stopped_lead(tmp_path, is_whole):
         stopped = find_tree(lead) if is_whole else [lead.process.pid]
         send(stopped, signal.SIGSTOP)
         other = ground.start("0-again", 0, num_losses=1)
-        ground.lines[1].divert(other.port)
+        ground.relays[1].divert(other.port)
         ground.wait_for_ranks(1, 2, 60)
         send(stopped, signal.SIGCONT)
         finish(ground, other)

@@ -15,12 +15,12 @@ import pytest
 from kube.api_server import connect_to
 from kube.fake_cluster import fake_cluster, make_fake_job, make_fake_pod
 from kube.plans import make_pod_plan
-from pod_connections import make_job, put, run_at_door, send
+from pod_connections import make_job, put, run_lead_server, send
 from tls_peers import until
 from waits import wait_for
 
 from windlass import names, records
-from windlass.agent.lead.jobs import owed_results
+from windlass.agent.lead.jobs import job_lead
 from windlass.engines.cluster.cluster_job import ClusterJob
 from windlass.engines.cluster.job_secret import make_certificates
 from windlass.engines.dialects.kubernetes import KUBERNETES
@@ -117,8 +117,8 @@ def make_result(rank, size):
 @pytest.mark.parametrize("num_silences", [2, 5])
 def test_lead_waits_for_a_follower_that_flushes_slowly(tmp_path, monkeypatch, num_silences):
     """The flush takes longer than the longest allowed silence, which is 60 s and shorter here."""
-    assert owed_results._STALL_S == 60.0
-    monkeypatch.setattr(owed_results, "_STALL_S", 1.0)
+    assert job_lead._STALL_S == 60.0
+    monkeypatch.setattr(job_lead, "_STALL_S", 1.0)
     data = make_result(1, 4000)
 
     async def visit(scene):
@@ -150,4 +150,4 @@ def test_lead_waits_for_a_follower_that_flushes_slowly(tmp_path, monkeypatch, nu
         )
         assert [len(left[1]) for left in found] == [1, 4000]
 
-    run_at_door(tmp_path, visit, make_job(nodes=2, work=Function(name="train")))
+    run_lead_server(tmp_path, visit, make_job(nodes=2, work=Function(name="train")))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
-from pod_connections import make_job, run_at_door, send
+from pod_connections import make_job, run_lead_server, send
 from tls_peers import until
 
 from windlass import names
@@ -48,7 +48,7 @@ def test_pieces_of_two_uploads_are_never_mixed(tmp_path, evil_first):
         evil_parts = [p for p in scene.folder.path.glob(".payload*") if EVIL[:64] in p.read_bytes()]
         assert evil.has_hung_up or not evil_parts
 
-    run_at_door(tmp_path, visit, _plan(), is_ready=False)
+    run_lead_server(tmp_path, visit, _plan(), is_ready=False)
 
 
 def test_complete_forged_upload_is_refused(tmp_path):
@@ -63,7 +63,7 @@ def test_complete_forged_upload_is_refused(tmp_path):
         await until(lambda: scene.lead.nodes.prepared() == [0], "the planned one is taken")
         assert scene.folder.payload.read_bytes() == GOOD
 
-    run_at_door(tmp_path, visit, _plan(), is_ready=False)
+    run_lead_server(tmp_path, visit, _plan(), is_ready=False)
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_only_planned_files_can_be_uploaded(tmp_path, path):
         await until(lambda: evil.find("refused"), "it is refused")
         assert not (tmp_path / "escape").exists()
 
-    run_at_door(tmp_path, visit, _plan(), is_ready=False)
+    run_lead_server(tmp_path, visit, _plan(), is_ready=False)

@@ -10,7 +10,7 @@ import socket
 import threading
 
 import pytest
-from pod_connections import make_job, run_at_door
+from pod_connections import make_job, run_lead_server
 from tls_peers import JOB, connect_lead, secure, until
 
 from windlass import names
@@ -92,7 +92,7 @@ def on_line(tmp_path, visit, plan=None, **about):
         finally:
             await client.close()
 
-    run_at_door(tmp_path, run, plan, is_ready=is_ready)
+    run_lead_server(tmp_path, run, plan, is_ready=is_ready)
 
 
 # -- copying -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A ClusterEngine of any dialect before a storing API server: how it is made, and what it has made."""
+"""A ClusterEngine of any dialect in front of a storing API server, and helpers to inspect its objects."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from windlass.plan.plan import Plan
 from windlass.settings import read_settings
 
 DIALECTS = [KUBERNETES, MONARCHMESH, PYTORCHJOB, RAYCLUSTER, TRAINJOB, STATEFUL_SET]
-SOURCE = f"trainingruntimes/{RUNTIME}"  # which is there before any job
+SOURCE = f"trainingruntimes/{RUNTIME}"  # exists before any job
 KEEPING_COMPUTES = [dialect for dialect in DIALECTS if "computes" in dialect.can]
 
 
 class closing_engine:  # noqa: N801 - used like contextlib.closing
-    """An engine whose threads end with the test."""
+    """Context manager for an engine whose threads end with the test."""
 
     def __init__(self, dialect: Dialect, home: Path) -> None:
         environ = {"WINDLASS_HOME": str(home / "home"), "HOME": str(home)}
@@ -64,7 +64,7 @@ def main_of(cluster: StoringCluster, dialect: Dialect) -> dict[str, Any]:
 
 
 def make_pod(cluster: StoringCluster, dialect: Dialect, index: int = 0) -> dict[str, Any]:
-    """A pod of the job that is there, of which nobody can say yet where it runs."""
+    """Return a pending pod of the existing job, not yet assigned to a node."""
     main = main_of(cluster, dialect)
     pod = make_fake_pod(f"{main['metadata']['name']}-{index}", index)
     marks = {

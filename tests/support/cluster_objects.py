@@ -17,7 +17,10 @@ from windlass.kube.objects.kinds import ObjectKind
 def make_foreign_pod(
     name: str, image: str, program: str, *, env: Mapping[str, str] | None = None, **metadata: Any
 ) -> dict[str, Any]:
-    """It runs `program` in Python, meets the restricted standard, and has whatever metadata is given."""
+    """Return a pod that runs `program` in Python with the given metadata.
+
+    The pod meets the restricted Pod Security Standard.
+    """
     container = {
         "name": names.CONTAINER,
         "image": image,
@@ -48,7 +51,7 @@ GROUP = "kueue.x-k8s.io"
 
 @contextmanager
 def open_queue(api: Api) -> Iterator[str]:
-    """The name of a queue with room for two small pods: 1 CPU and 2 GiB."""
+    """Create a queue with room for two small pods (1 CPU and 2 GiB), and yield its name."""
     version = _find_version(api)
     flavors = ObjectKind(version, "resourceflavors", "ResourceFlavor", namespaced=False)
     wholes = ObjectKind(version, "clusterqueues", "ClusterQueue", namespaced=False)

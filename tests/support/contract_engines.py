@@ -1,8 +1,8 @@
-"""The engines that a case of the contract suite runs on here, and how it is marked there.
+"""Choice of the engines and markers for each case of the contract suite.
 
-On engines of operators, where the agent is the same as everywhere and only its pods come from somewhere else,
-those cases run that are marked `engine_matters`; on the engine of the package windlass-statefulset all do,
-but only in `make test-contract` (`thorough`).
+Operator engines differ from the Kubernetes engine only in how their pods are made. They run the cases marked
+`engine_matters`. The engine of the package windlass-statefulset runs all cases, but only in `make
+test-contract` (`thorough`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPERATORS = (MONARCHMESH, PYTORCHJOB, RAYCLUSTER, TRAINJOB)
 
 
 def choose_engines(case: pytest.Item) -> list[Any]:
-    """Their names, as parameters with marks."""
+    """Return the names of the engines that run a case, as parameters with marks."""
     engines: list[Any] = []
     if not case.get_closest_marker("cluster_only"):
         engines.append("local")

@@ -1,4 +1,7 @@
-"""A DDP training of pairs of ranks: importable, so it travels by reference, with torch imported ahead."""
+"""A DDP training of pairs of ranks.
+
+Importable, so it is pickled by reference, and torch is imported in advance.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ import os
 
 
 def train_in_pairs(folder: str) -> int:
-    """A DDP model in a group of two, freed as this returns; each pair of ranks is a group of its own."""
+    """Train a DDP model in a group of two ranks. Each pair of ranks is a separate group.
+
+    The model is freed when this function returns.
+    """
     import torch
     import torch.distributed as dist
 

@@ -1,6 +1,6 @@
-"""Golden files: what was rendered once and looked at. A missing one fails.
+"""Golden files: rendered texts that were reviewed once. A missing file fails the test.
 
-Renew them with `RENEW_GOLDEN=1 pytest tests/kube tests/engines`, and read the diff before it is committed.
+To update them, run `RENEW_GOLDEN=1 pytest tests/kube tests/engines` and review the diff before committing it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _RENEW = os.environ.get("RENEW_GOLDEN") == "1"
 
 
 def check_golden(name: str, documents: Sequence[Any]) -> None:
-    """Compare documents, as an export prints them, with the file of that name."""
+    """Compare documents, as an export prints them, with the golden file of that name."""
     path = _FOLDER / name
     text = render_manifests(documents)
     if _RENEW:

@@ -20,9 +20,10 @@ def _ask_version(path: str) -> str:
 
 
 def find_pythons(first_minor: int = 10) -> dict[str, str]:
-    """Return each Python from 3.`first_minor` on that starts, of the PATH and of pyenv, by version.
+    """Return a Python of each version from 3.`first_minor` on that starts, by version.
 
-    Debian's own is there as well, whatever its version: distributions keep bugs that others have fixed.
+    Looks in PATH and pyenv. Debian's own is always included, because distributions keep bugs that others have
+    fixed.
     """
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     candidates = [shutil.which(f"python3.{minor}") for minor in range(first_minor, 20)]
@@ -41,7 +42,7 @@ SUPPORTED = (DEBIAN, "3.10", "3.11", "3.12", "3.13", "3.14")
 
 
 def need_python(version: str) -> str:
-    """Return an interpreter's path, or skip the test and say which one is missing."""
+    """Return an interpreter's path, or skip the test and name the missing version."""
     path = find_pythons().get(version)
     if path is None:
         pytest.skip(f"there is no Python here: {version}")

@@ -1,4 +1,4 @@
-"""`windlass`, killed with SIGKILL when the API server has answered its so-manieth request.
+"""`windlass`, killed with SIGKILL when the API server has answered a given number of requests.
 
 Usage: python killed_client.py NUMBER ARGUMENT...
 """
@@ -17,7 +17,7 @@ from windlass.cli.main import main
 
 
 def kill_after(number: int) -> None:
-    """Have this process killed after so many answers, whichever of its threads asked."""
+    """Kill this process after the given number of answers, counted over all threads."""
     ask = urllib3.HTTPConnectionPool.urlopen
     lock = threading.Lock()
     answers: list[str] = []

@@ -1,7 +1,7 @@
-"""A node in a process of its own, under a fork server and a lead that a scene plays: run by `test_node`.
+"""A node in a separate process, with a fork server and a lead that a scene plays. Run by `test_node`.
 
-The ranks are real processes, so that signals are. In a process of its own, since a node ends all that is left
-below it.
+The ranks are real processes, because signals are sent to them. The node has a separate process because it
+kills all remaining processes below it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ END = EndWorld(world=0, now=False, signal=signal.SIGTERM)
 
 
 async def until(is_so):
-    """Wait for a condition with a deadline."""
+    """Wait until a condition holds, with a deadline."""
     deadline = time.monotonic() + 30
     while not is_so():
         assert time.monotonic() < deadline
@@ -57,10 +57,10 @@ async def until(is_so):
 
 
 class Scene:
-    """One node of two ranks; what it tells its lead, and the processes of its ranks by number."""
+    """One node of two ranks, the messages it sends to its lead, and the processes of its ranks by number."""
 
     def __init__(self, folder, work):
-        self.told = []
+        self.sent = []
         self.ranks: dict[int, subprocess.Popen] = {}
         self.channels: dict[int, RankEnd] = {}
         self._more = asyncio.Event()
@@ -79,27 +79,27 @@ class Scene:
             self.orders = JobOrders(self.node)
 
     def _hear(self, message, _body=b""):
-        self.told.append(message)
+        self.sent.append(message)
         self._more.set()
 
-    def told_of(self, kind):
-        return [message for message in self.told if isinstance(message, kind)]
+    def sent_of_kind(self, kind):
+        return [message for message in self.sent if isinstance(message, kind)]
 
     def outcomes(self):
-        return {one.outcome.rank: one.outcome for one in self.told_of(RankEnded)}
+        return {one.outcome.rank: one.outcome for one in self.sent_of_kind(RankEnded)}
 
-    async def until_told(self, kind, num=1):
-        while len(self.told_of(kind)) < num:
+    async def wait_for_message(self, kind, num=1):
+        while len(self.sent_of_kind(kind)) < num:
             self._more.clear()
             await asyncio.wait_for(self._more.wait(), 30)
-        return self.told_of(kind)[-1]
+        return self.sent_of_kind(kind)[-1]
 
     def start(self):
         order = StartAttempt(attempt=0, nodes=[0], address="127.0.0.1", port=1, has_store=False)
         self.node.receive(order)
 
     def fork(self, *argv):
-        """Be the fork server for one rank."""
+        """Act as the fork server for one rank."""
         request, fds = read_request(self.server)
         assert isinstance(request, ForkRank)
         out, err, *channel = fds
@@ -113,7 +113,7 @@ class Scene:
         send_event(self.server, started)
 
     async def exit(self, rank):
-        """Wait for a rank's end, and tell the node; the code."""
+        """Wait until a rank exits, report it to the node, and return the exit code."""
         process = self.ranks[rank]
         code = await asyncio.wait_for(asyncio.to_thread(process.wait), 30)
         send_event(self.server, ProcessExited(pid=process.pid, code=code))
@@ -129,7 +129,7 @@ async def job_is_ended(scene):
     scene.fork(*SLEEP)
     scene.node.receive(END)
     assert [await scene.exit(rank) for rank in (0, 1)] == [-signal.SIGTERM] * 2
-    cleared = await scene.until_told(WorldCleared)
+    cleared = await scene.wait_for_message(WorldCleared)
     assert (cleared.world, cleared.is_last) == (0, True)
     assert {rank: one.state.value for rank, one in scene.outcomes().items()} == {
         0: "stopped",
@@ -144,7 +144,7 @@ async def job_is_ended_before_its_ranks_are_forked(scene):
     scene.fork(*SLEEP)
     scene.fork(*SLEEP)
     assert [await scene.exit(rank) for rank in (0, 1)] == [-signal.SIGKILL] * 2
-    await scene.until_told(WorldCleared)
+    await scene.wait_for_message(WorldCleared)
 
 
 async def job_is_hurried_while_ranks_have_their_grace(scene):
@@ -157,25 +157,25 @@ async def job_is_hurried_while_ranks_have_their_grace(scene):
     scene.node.receive(END)
     scene.node.stop(now=False, within_s=0.1)
     assert [await scene.exit(rank) for rank in (0, 1)] == [-signal.SIGKILL] * 2
-    await scene.until_told(WorldCleared)
+    await scene.wait_for_message(WorldCleared)
 
 
 async def job_keeps_what_ranks_left_until_it_is_ended(scene):
-    left = subprocess.Popen(SLEEP)  # as a daemon of a rank's would be
+    left = subprocess.Popen(SLEEP)  # like a daemon that a rank started
     scene.start()
     scene.fork("true")
     scene.fork("true")
     assert [await scene.exit(rank) for rank in (0, 1)] == [0, 0]
-    await scene.until_told(RankEnded, 2)
+    await scene.wait_for_message(RankEnded, 2)
     assert {one.state.value for one in scene.outcomes().values()} == {"returned"}
     await scene.node.idle()
-    assert (scene.told_of(WorldCleared), left.poll()) == ([], None)
+    assert (scene.sent_of_kind(WorldCleared), left.poll()) == ([], None)
     scene.node.receive(END)
-    await scene.until_told(WorldCleared)
+    await scene.wait_for_message(WorldCleared)
     assert await asyncio.wait_for(asyncio.to_thread(left.wait), 30) == -signal.SIGKILL
-    scene.node.receive(END)  # said twice, it is answered twice
+    scene.node.receive(END)  # the order is answered each time
     scene.node.stop(now=False)
-    assert [one.is_last for one in scene.told_of(WorldCleared)] == [True] * 3
+    assert [one.is_last for one in scene.sent_of_kind(WorldCleared)] == [True] * 3
 
 
 async def job_loses_its_fork_server(scene):
@@ -185,18 +185,18 @@ async def job_loses_its_fork_server(scene):
     scene.fork(*SLEEP)
     await until(lambda: scene.node.worlds[0].ranks.live[0].pid is not None)
     scene.server.close()
-    trouble = await scene.until_told(NodeTrouble)
+    trouble = await scene.wait_for_message(NodeTrouble)
     assert trouble.reason == names.REASON_FORK_SERVER_DIED
     ends = {rank: (one.state.value, one.signal) for rank, one in scene.outcomes().items()}
     assert ends == {0: ("killed", signal.SIGKILL), 1: ("exited", None)}
-    assert scene.told_of(StoreReady) == [StoreReady(number=0, port=0)]
+    assert scene.sent_of_kind(StoreReady) == [StoreReady(number=0, port=0)]
 
 
 async def job_ends_with_its_store(scene):
     scene.node.receive(OpenStore(number=0, framework="pytorch", address="127.0.0.1", port=0))
     read_request(scene.server)
-    scene.node.receive(END)  # before it was forked, and before any rank
-    await scene.until_told(WorldCleared)
+    scene.node.receive(END)  # before the store was forked, and before any rank
+    await scene.wait_for_message(WorldCleared)
     store = subprocess.Popen(SLEEP)
     send_event(scene.server, StoreStarted(attempt=0, pid=store.pid))
     assert await asyncio.wait_for(asyncio.to_thread(store.wait), 30) == -signal.SIGKILL
@@ -238,22 +238,22 @@ async def compute_ends_one_world_of_two(scene):
     fork_world(scene, 4)
     scene.node.receive(make_call(4))
     scene.channels[0].send(CallAnswer(call="call-1"))
-    answer = await scene.until_told(CallAnswer)
+    answer = await scene.wait_for_message(CallAnswer)
     assert (answer.rank, answer.call) == (0, "call-1")
     scene.node.receive(END.replaced(world=4, now=True))
-    assert await scene.exit(1) < 0  # the one that was in the call
-    ended = await scene.until_told(RankEnded)
+    assert await scene.exit(1) < 0  # the rank that was in the call
+    ended = await scene.wait_for_message(RankEnded)
     assert (ended.outcome.rank, ended.outcome.state.value) == (1, "stopped")
     assert (ended.given, ended.answered) == ("call-1", "")
-    scene.channels[0].wait_for_hangup(30)  # the other is only told that no call will come
+    scene.channels[0].wait_for_hangup(30)  # the other rank only learns that no call will come
     assert scene.ranks[0].poll() is None
     scene.ranks[0].terminate()
     await scene.exit(0)
-    cleared = await scene.until_told(WorldCleared)
+    cleared = await scene.wait_for_message(WorldCleared)
     assert (cleared.world, cleared.is_last) == (4, False)
-    assert len(scene.told_of(RankEnded)) == 1
+    assert len(scene.sent_of_kind(RankEnded)) == 1
     scene.node.receive(make_call(4))
-    assert (await scene.until_told(WorldAbsent)).world == 4
+    assert (await scene.wait_for_message(WorldAbsent)).world == 4
     scene.ranks, scene.channels = first
     assert [rank.poll() for rank in scene.ranks.values()] == [None, None]
     scene.node.stop(now=False)
@@ -261,7 +261,7 @@ async def compute_ends_one_world_of_two(scene):
         scene.channels[rank].wait_for_hangup(30)
         scene.ranks[rank].terminate()
         await scene.exit(rank)
-    cleared = await scene.until_told(WorldCleared, 2)
+    cleared = await scene.wait_for_message(WorldCleared, 2)
     assert (cleared.world, cleared.is_last) == (3, True)
 
 

@@ -1,4 +1,4 @@
-"""Jobs on a real cluster whose pods an operator makes: a dialect in use, and work for its pods."""
+"""Jobs on a real cluster whose pods an operator creates: the use of a dialect, and work for its pods."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from windlass.engines.dialects.dialect import Dialect
 from windlass.errors import EngineMissing
 from windlass.kube.client.access import check_needs
 
-# Each line is written in one piece: torchrun's workers share a pipe, and `python -u`, with which torchrun
-# starts them, writes the end of a printed line apart.
+# Each line is written with one call, because torchrun's workers share a pipe. torchrun starts them with
+# `python -u`, which writes the newline of a printed line separately.
 ALL_REDUCE = """
 import sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -39,7 +39,10 @@ def skip_where_missing(dialect: Dialect, space: Space) -> None:
 def use_dialect(
     dialect: Dialect, space: Space, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> Iterator[None]:
-    """From an empty folder, so that a project fits the Secret, and a submit waits for no pod."""
+    """Use a dialect in an empty folder.
+
+    The project fits in the Secret that way, so a submit does not wait for a pod.
+    """
     skip_where_missing(dialect, space)
     monkeypatch.chdir(folder)
     for name, value in {**space.settings, "WINDLASS_ENGINE": dialect.name}.items():
@@ -52,7 +55,7 @@ def use_dialect(
 
 
 def make_work() -> Any:
-    """Made inside a function, so that it travels by value: pods have no tests."""
+    """Return a local function, which is pickled by value because the pods do not have the tests."""
 
     def wait_for_go(folder: str, fails: bool = False) -> str:
         import os
@@ -72,7 +75,7 @@ def make_work() -> Any:
 
 
 def read_exit_code(pod: dict[str, Any]) -> int | None:
-    """Of a pod's only container; None while it runs."""
+    """Return the exit code of a pod's only container, or None while it runs."""
     code: int | None = (
         pod["status"]["containerStatuses"][0]["state"].get("terminated", {}).get("exitCode")
     )

@@ -1,4 +1,7 @@
-"""Packages that add engines, installed into a folder of a test: what pip leaves of a package, without pip."""
+"""Packages that add engines, installed into a test's folder without pip.
+
+The files are the ones that pip would install.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ GROUP = "windlass.engines"
 
 
 def install(source: Path, target: Path) -> None:
-    """Install the package of a folder with a pyproject.toml."""
+    """Install the package of a folder that has a pyproject.toml."""
     about = tomllib.loads((source / "pyproject.toml").read_text())
     modules = {name: (source / f"{name}.py").read_text() for name in _read_modules(about)}
     project = about["project"]
@@ -30,7 +33,7 @@ def _read_modules(about: Mapping[str, dict]) -> list[str]:
 def write(
     target: Path, package: str, engines: Mapping[str, str], modules: Mapping[str, str]
 ) -> None:
-    """Write an installed package: its modules, and where its engines are."""
+    """Write an installed package: its modules and the entry points of its engines."""
     target.mkdir(exist_ok=True)
     for name, text in modules.items():
         (target / f"{name}.py").write_text(text)

@@ -1,4 +1,7 @@
-"""Both ends between pods, over real TLS on this machine: a lead's door, and a follower in its own process."""
+"""Both ends of a connection between pods, over real TLS on this machine.
+
+One end is a lead with its server, the other a follower in its own process.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from windlass.wire.messages.jobs import JoinLead
 
 
 def make_job(*, inputs: tuple[Input, ...] = (), **spec: Any) -> Plan:
-    """A job of a few nodes that are replaced when they are lost."""
+    """Return the plan of a job with a few nodes that are replaced when they are lost."""
     asked = {"nodes": 3, "grace_s": 0.5, "join_timeout_s": 20.0, "detach": True, **spec}
     work = asked.pop("work", Command(argv=("true",)))
     facts = Facts(environ={}, replaces_nodes=True)
@@ -47,7 +50,7 @@ def make_job(*, inputs: tuple[Input, ...] = (), **spec: Any) -> Plan:
 
 @dataclass
 class Peer:
-    """One end of a link: what it has heard, and a way to speak."""
+    """One end of a link, which records the messages it receives and can send others."""
 
     link: Link
     heard: list[Frame] = field(default_factory=list)
@@ -67,11 +70,11 @@ class Peer:
         return [frame.type for frame in self.heard]
 
     def find(self, kind: str) -> dict[str, Any] | None:
-        """What was last heard of that kind."""
+        """Return the fields of the last message of that kind, or None."""
         return next((dict(f.header) for f in reversed(self.heard) if f.type == kind), None)
 
     def files(self) -> dict[str, bytes]:
-        """What came of each file, piece after piece."""
+        """Return the contents of each file, assembled from the pieces received."""
         found: dict[str, bytes] = {}
         for frame in self.heard:
             if frame.type == "piece":
@@ -88,20 +91,20 @@ class Peer:
 
 @dataclass
 class Scene:
-    """A lead behind its door; node 0 is the test's."""
+    """A lead and its server. The test plays node 0."""
 
-    files: Path  # certificates
+    files: Path  # with the certificates
     plan: Plan
     folder: JobFolder
     status_writer: StatusWriter
     lead: JobLead
     lead_server: LeadServer
     port: int
-    orders: list[Message] = field(default_factory=list)  # what node 0 was told
+    orders: list[Message] = field(default_factory=list)  # received by node 0
     peers: list[Peer] = field(default_factory=list)
 
     async def visit(self, node: int | None = None, **hello: Any) -> Peer:
-        """A node, or a client, at the door; who is refused hears it in `heard`."""
+        """Connect as a node or a client. A refused peer finds the refusal in `heard`."""
         cert = "client" if node is None else "node"
         context = tls.client_context(self.files, cert)
         place = TlsPlace(host="127.0.0.1", port=self.port, context=context)
@@ -114,7 +117,7 @@ class Scene:
         return peer
 
     async def join(self, node: int, **about: Any) -> Peer:
-        """A node that introduces itself as an agent does."""
+        """Connect as a node and introduce it as an agent does."""
         peer = await self.visit(node)
         peer.say("join", **{"pid": node, "python": "3.12.1", "memory": None, "has": {}, **about})
         return peer
@@ -123,7 +126,7 @@ class Scene:
         return self.status_writer.status.nodes[node].state
 
 
-def run_at_door(
+def run_lead_server(
     tmp_path: Path,
     visit: Any,
     plan: Plan | None = None,
@@ -131,7 +134,7 @@ def run_at_door(
     is_ready: bool = True,
     sight: SilenceLimits = SIGHT,
 ):
-    """Open the door, let `visit(scene)` happen, and give back what it returns."""
+    """Start a lead server, run `visit(scene)` and return its result."""
     plan = plan or make_job()
     files = write_certificates(tmp_path / "tls")
     folder = JobFolder(tmp_path / "lead")
@@ -159,7 +162,7 @@ def run_at_door(
             lambda order, _body: scene.orders.append(order),
             JoinLead(pid=1, python="3.12.1", is_prepared=is_ready),
         )
-        status_writer.write()  # now, and not over what a test puts in its place
+        status_writer.write()  # written now, so it does not overwrite a file that a test puts there
         try:
             return await asyncio.wait_for(visit(scene), 60)
         finally:
@@ -173,10 +176,10 @@ def run_at_door(
 
 @dataclass
 class HandMadeLead:
-    """A lead that does what a test says, and listens to what followers say."""
+    """Lead that a test scripts. It records what followers send."""
 
     beats: bool = True
-    refuses: int = 0  # how many visits are refused first
+    refuses: int = 0  # the number of first connections to refuse
     visits: list[Peer] = field(default_factory=list)
     hellos: list[Any] = field(default_factory=list)
 
@@ -206,7 +209,7 @@ def follower_process(
     given_by: str = "",
     **constants: float,
 ):
-    """One follower, node 1, that finds its lead at `port`."""
+    """Start one follower, node 1, that finds its lead at `port`."""
     folder = tmp_path / "follower"
     (folder / "run").mkdir(parents=True)
     (folder / "plan.json").write_text(render_plan(plan))
@@ -230,12 +233,12 @@ def follower_process(
 
 
 def put(folder, path, data):
-    """A file in a job's folder."""
+    """Write a file in a job's folder."""
     (folder.path / path).parent.mkdir(exist_ok=True)
     write_atomically(folder.path / path, data)
 
 
 def send(peer, path, data, offset=0, total_bytes=None):
-    """A piece of a file over a peer's link."""
+    """Send a piece of a file over a peer's link."""
     piece = Piece(path=path, offset=offset, body=data, total_bytes=total_bytes)
     peer.link.send(piece.message, piece.body)

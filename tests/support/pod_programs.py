@@ -1,8 +1,9 @@
-"""Programs of a pod's agent in processes on this machine, with folders, ports and limits that a test chooses.
+"""Agent programs of a pod, run as local processes with folders, ports and limits that a test chooses.
 
-Usage: python pod_programs.py PROGRAM JSON. The programs: `agent` is an agent of any node, `container` is the
-real entry point of a pod, `follower` only follows, `lead` only leads. Imports nothing but Windlass, because
-interpreters without pytest run it too.
+Usage: python pod_programs.py PROGRAM JSON. `agent` is an agent of any node. `container` is the real entry
+point of a pod. `follower` only follows, and `lead` only leads.
+
+Imports only Windlass, because interpreters without pytest run this module too.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from windlass.wire.tls import client_context, server_context
 
 
 def run_agent_program(about: dict) -> None:
-    sys.argv[0] = about["archive"]  # what fork servers are started from
+    sys.argv[0] = about["archive"]  # fork servers are started from this file
     agent_link.HEARTBEAT_S = about["heartbeat_s"]
     names.FEWER_AFTER_S = about["fewer_after_s"]
     start_logging()
@@ -64,7 +65,10 @@ def run_agent_program(about: dict) -> None:
 
 
 async def run_agent_and_exit(agent_context: AgentContext, forks: ForkServer) -> NoReturn:
-    """Exit from within the loop, as agents do: while a loop closes, a signal prints a traceback."""
+    """Run an agent and exit from within the loop, as agents do.
+
+    While a loop is closing, a signal would print a traceback.
+    """
     inputs = Inputs(agent_context.plan, agent_context.folder)
     code = await run_agent(agent_context, forks, inputs)
     sys.stderr.flush()
@@ -72,7 +76,7 @@ async def run_agent_and_exit(agent_context: AgentContext, forks: ForkServer) -> 
 
 
 def run_container(about: dict) -> None:
-    sys.argv[0] = about["archive"]  # what fork servers are started from
+    sys.argv[0] = about["archive"]  # fork servers are started from this file
     names.SECRET_FOLDER = names.FILES_FOLDER = about["secret"]
     names.JOB_FOLDER = about["folder"]
     names.HOME_FOLDER = f"{about['folder']}/home"
@@ -83,7 +87,7 @@ def run_container(about: dict) -> None:
 
 
 def run_follower(about: dict) -> int:
-    sys.argv[0] = about["archive"]  # what fork servers are started from
+    sys.argv[0] = about["archive"]  # fork servers are started from this file
     for name, value in about["constants"].items():
         setattr(follower, name, value)
     start_logging()
@@ -121,7 +125,7 @@ async def lead_to_the_end(agent_context: AgentContext, forks: ForkServer) -> int
 
 
 def run_lead(about: dict) -> int:
-    sys.argv[0] = about["archive"]  # what fork servers are started from
+    sys.argv[0] = about["archive"]  # fork servers are started from this file
     for name, value in about["constants"].items():
         setattr(agent_process, name, value)
     pod_output._MESSAGE_FILE = Path(about["message"])

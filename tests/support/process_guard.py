@@ -1,7 +1,7 @@
-"""Tests that start no process, picked by what they do: `--no-processes` skips each test that starts one.
+"""Pytest plug-in for `--no-processes`, which skips each test that starts a process.
 
-The test is stopped at its first start of a process, by an audit hook of the interpreter, so no list of tests
-can be out of date. `make check` runs the suite in this way; `make test` runs everything.
+An audit hook of the interpreter stops a test when it starts its first process, so there is no list of tests
+to maintain. `make check` runs the suite this way. `make test` runs everything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hypothesis import settings
 OPTION = "--no-processes"
 _STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
 _REASON = "starts a process: make test runs it"
-# what a test leaves open when it is stopped in the middle; a later test would be blamed for it
+# An interrupted test leaves resources open. Without these, a later test would be blamed for them.
 _IGNORED = (
     "ignore::ResourceWarning",
     "ignore::pytest.PytestUnraisableExceptionWarning",
@@ -24,7 +24,7 @@ _IGNORED = (
 
 
 def install(config: pytest.Config) -> None:
-    """Skip each test that starts a process, and try fewer examples where Hypothesis chooses them."""
+    """Skip each test that starts a process, and lower the number of Hypothesis examples."""
     settings.register_profile("check", max_examples=20)
     settings.load_profile("check")
     for line in _IGNORED:
@@ -33,10 +33,10 @@ def install(config: pytest.Config) -> None:
 
 
 class ProcessGuard:
-    """Plug-in that ends a test as skipped when it starts a process, in whichever thread it does."""
+    """Plug-in that skips a test when any of its threads starts a process."""
 
     def __init__(self) -> None:
-        self._item: pytest.Item | None = None  # the test that runs
+        self._item: pytest.Item | None = None  # the running test
         self._has_tripped = False
         sys.addaudithook(self._audit)
 
@@ -55,7 +55,7 @@ class ProcessGuard:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
-        """A test that caught the skip, or lost a thread to it, has failed for no other reason."""
+        """Report a test as skipped if it failed because it caught the skip or lost a thread to it."""
         report = yield
         if self._has_tripped and report.outcome == "failed":
             report.outcome = "skipped"

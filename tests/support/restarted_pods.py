@@ -1,4 +1,4 @@
-"""Pods of a kind that starts containers again, but on this machine: folders that outlive the containers."""
+"""Pods of a kind that restarts its containers, on this machine, with folders that outlive the containers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from windlass.wire.job_folder import JobFolder
 
 
 class Pod:
-    """One pod of a StatefulSet: a folder of its own, and one container after another."""
+    """Pod of a StatefulSet, with its own folder and one container after another."""
 
     def __init__(self, job, index, uid="uid-1"):
         self.job, self.index, self.uid = job, index, uid
@@ -30,7 +30,7 @@ class Pod:
         self.process = None
 
     def start(self, *, stays_up=True, tells_failure=False, **env):
-        """A container of this pod."""
+        """Start a container of this pod."""
         about = {
             "secret": str(self.job.secret),
             "folder": str(self.folder.path),
@@ -71,7 +71,7 @@ class Pod:
 
 
 class PodJob:
-    """A job of a few pods, whose ranks append a line to a file."""
+    """Job of a few pods, whose ranks append a line to a file."""
 
     def __init__(self, tmp_path, script, **spec):
         self.tmp_path = tmp_path
@@ -86,12 +86,12 @@ class PodJob:
         self.pods = []
 
     def start(self, index, uid="uid-1", **about):
-        """A pod, and its first container."""
+        """Create a pod and start its first container."""
         self.pods.append(Pod(self, index, uid))
         return self.pods[-1].start(**about)
 
     def clear(self):
-        """End all that is left, and show what it said."""
+        """Kill all remaining containers, and print their logs."""
         for pod in self.pods:
             pod.process.kill()
             pod.process.wait(20)
@@ -101,11 +101,11 @@ class PodJob:
         return len(self.runs.read_text().splitlines())
 
     def read(self, name):
-        """What a client of this job has got, once the status it got is final."""
+        """Return the folder of a client that has read this job up to its final status."""
         folder = JobFolder(self.tmp_path / name)
         folder.path.mkdir()
-        line = LeadSync(JOB, folder, lambda: connect_lead(self.port, self.secret))
-        line.finish()
-        wait_for(lambda: line._has_last, "the last status has come")
-        line.close()
+        sync = LeadSync(JOB, folder, lambda: connect_lead(self.port, self.secret))
+        sync.finish()
+        wait_for(lambda: sync._has_last, "the last status has arrived")
+        sync.close()
         return folder

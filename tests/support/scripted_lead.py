@@ -1,6 +1,7 @@
-"""A lead that says what a test has written down, on a real socket; and what a call needs of a compute.
+"""A lead that follows a test's script on a real socket, and the compute that a call needs.
 
-Each script plays one line, in the order in which lines come. What goes wrong in one fails the test.
+Each script serves one connection, in the order in which connections arrive. An error in a script fails the
+test.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ CALL = f"{JOB}.1"
 
 
 def make_info(*, born: str = "lead-1", num_calls: int = 0, spill: str = "") -> ComputeInfo:
-    """What a lead says of itself."""
+    """Return what a lead reports about itself."""
     return ComputeInfo(
         job_id=JOB,
         spill=spill,
@@ -60,70 +61,70 @@ def make_info(*, born: str = "lead-1", num_calls: int = 0, spill: str = "") -> C
     )
 
 
-class Line:
-    """The lead's end of one line."""
+class LeadEnd:
+    """The lead's end of one connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(WAIT_S)
         self.socket = connection
         self._decoder = FrameDecoder()
-        self._come: list[tuple[Message, bytes]] = []
+        self._received: list[tuple[Message, bytes]] = []
 
     def say(self, message: Message | dict[str, Any], body: bytes = b"") -> None:
         self.socket.sendall(render_frame(message, body))
 
     def say_all(self, *messages: Message) -> None:
-        """Several at once."""
+        """Send several messages with one write."""
         self.socket.sendall(b"".join(render_frame(message) for message in messages))
 
     def hear(self, kind: type[Message]) -> Any:
-        """The next message, which has to be of this kind."""
+        """Return the next message, which must be of this kind."""
         return self.hear_whole(kind)[0]
 
     def hear_whole(self, kind: type[Message]) -> tuple[Any, bytes]:
-        """The same, and its body."""
+        """Return the next message, which must be of this kind, and its body."""
         message, body = self.hear_any()
         assert type(message) is kind, f"{message} where {kind.__name__} was due"
         return message, body
 
     def hear_any(self) -> tuple[Any, bytes]:
-        """The next message, whatever it is, and its body."""
-        while not self._come:
+        """Return the next message of any kind and its body."""
+        while not self._received:
             data = self.socket.recv(1 << 16)
             assert data, "the client hung up"
             for frame in self._decoder.feed(data):
-                self._come.append((CLIENT_TO_COMPUTE_LEAD.read(frame.header), frame.body))
-        return self._come.pop(0)
+                self._received.append((CLIENT_TO_COMPUTE_LEAD.read(frame.header), frame.body))
+        return self._received.pop(0)
 
     def hear_call(self) -> tuple[AskCall, bytes]:
-        """A call as it is said the first time on a line."""
+        """Return a call as it is first sent on a connection, after its profile."""
         self.hear(SetProfile)
         return self.hear_whole(AskCall)
 
     def give(self, *values: Any) -> None:
-        """Ranks return these, and the call is over."""
+        """Answer with one value per rank, which ends the call."""
         bodies = [pickle.dumps(value) for value in values]
         answers = [CallAnswer(rank=rank, sizes=[len(body)]) for rank, body in enumerate(bodies)]
         self.say(CallResults(id=CALL, ends=True, answers=answers), b"".join(bodies))
 
     def hear_end(self) -> None:
-        """The client hangs up, and has said nothing else."""
-        assert not self._come
+        """Wait until the client hangs up, and assert that it sent nothing else."""
+        assert not self._received
         assert self.socket.recv(1) == b""
 
     def welcome(self, **about: Any) -> None:
-        """As every lead greets, and says who it is."""
+        """Greet the client as every lead does, and answer its request for information."""
         self.hear(Hello)
         self.say(Welcome())
         self.hear(AskInfo)
         self.say(make_info(**about))
 
 
-Script = Callable[[Line], None]
+Script = Callable[[LeadEnd], None]
 
 
 class ScriptedLead:
-    """A socket, and a thread that plays a script for each line that comes."""
+    """A socket, and a thread that runs one script per incoming connection."""
 
     def __init__(self, path: Path, scripts: tuple[Script, ...]) -> None:
         self.path = path
@@ -141,19 +142,19 @@ class ScriptedLead:
             for script in self._scripts:
                 connection, _ = self._listener.accept()
                 with connection:
-                    script(Line(connection))
+                    script(LeadEnd(connection))
         except BaseException as error:
             self._errors.append(error)
         finally:
             self._listener.close()
 
     def raise_error(self) -> None:
-        """What went wrong in a script."""
+        """Raise the first error of a script."""
         if self._errors:
             raise self._errors[0]
 
     def finish(self) -> None:
-        """All scripts have been played to their end."""
+        """Wait until all scripts have finished, and raise their first error."""
         self._thread.join(WAIT_S)
         self.raise_error()
         assert not self._thread.is_alive(), "a script is still played"
@@ -161,7 +162,7 @@ class ScriptedLead:
 
 @dataclass
 class ScriptedHome:
-    """A compute as a call needs it: lines to its lead, and what it was asked to do."""
+    """Compute as a call needs it: connections to its lead, and a record of what it was asked to do."""
 
     path: Path
     spill: str
@@ -193,7 +194,7 @@ class ScriptedHome:
         self.looked_after.append(what)
 
     def make_call(self, value: Any = None, **request: Any) -> ClientCall:
-        """One call, with a payload unless it is taken up from elsewhere."""
+        """Return one call with a payload. Arguments override the fields of its request."""
         about = {
             "message": AskCall(id=CALL, profile="profile-1"),
             "segments": pack(value, name="value"),
@@ -208,7 +209,7 @@ class ScriptedHome:
 
 @contextlib.contextmanager
 def scripted(*scripts: Script, is_remote: bool = False) -> Iterator[ScriptedHome]:
-    """A compute whose lead plays these scripts, each on one line."""
+    """Yield a compute whose lead runs these scripts, each on one connection."""
     with tempfile.TemporaryDirectory(prefix="wl") as folder:  # tmp_path is too long for a socket
         spill = Path(folder, "payloads")
         spill.mkdir()
@@ -217,7 +218,7 @@ def scripted(*scripts: Script, is_remote: bool = False) -> Iterator[ScriptedHome
         try:
             yield home
         except BaseException:
-            lead.raise_error()  # which is the cause, if there is one
+            lead.raise_error()  # raises the script's error if that is the cause
             raise
         finally:
             for connection in home.idle:
@@ -225,8 +226,8 @@ def scripted(*scripts: Script, is_remote: bool = False) -> Iterator[ScriptedHome
         lead.finish()
 
 
-def look_often(monkeypatch: Any) -> None:
-    """Calls that wait look after their compute without delay."""
+def check_often(monkeypatch: Any) -> None:
+    """Make waiting calls check their compute without delay."""
     from windlass.client.compute.calls import client_call
 
     monkeypatch.setattr(client_call, "_CHECK_EVERY_S", 0.01)

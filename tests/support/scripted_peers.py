@@ -1,7 +1,7 @@
-"""A real call lead behind a real socket, whose nodes and clients do what a test says.
+"""A real call lead behind a real socket, whose nodes and clients are controlled by a test.
 
-Tests send messages, and check messages and what clients hear. Only `serve_calls` knows how a call lead is
-put together. Node 0 is in the lead's process, as it always is; all others connect over links.
+Tests send messages, and check the messages that nodes and clients receive. Only `serve_calls` knows how a
+call lead is assembled. Node 0 is in the lead's process, as always. All others connect over links.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ WAIT_S = 30.0
 STORE_PORT = 29_511
 _UNSAID = (Heartbeat, Welcome)
 
-# How a node that does as it is told answers its orders. A test takes one away to answer in its own time.
+# How an obedient node answers its orders. A test removes an entry to send that answer itself.
 OBEDIENT: dict[type[Message], Callable[[Any], Message]] = {
     EndWorld: lambda order: WorldCleared(world=order.world),
     SetUpNode: lambda order: NodeSetUp(digest=order.digest),
@@ -88,7 +88,7 @@ def make_profile(
     digest: str = "",
     **changes: Any,
 ) -> CallProfile:
-    """What calls have in common, as a client says it; by default on two nodes of one rank each."""
+    """Return a call profile as a client sends it, by default for two nodes of one rank each."""
     fewest = nodes if min_nodes is None else min_nodes
     asked: dict[str, Any] = {
         "name": "work",
@@ -115,14 +115,14 @@ def make_profile(
 
 
 class Party:
-    """Somebody who hears the lead: all that was said, in order; what a test has taken note of is marked."""
+    """A peer of the lead. It records all messages in order, and marks those a test has read."""
 
     def __init__(self, reads: Direction) -> None:
         self._reads = reads
         self._noted: set[int] = set()
         self.heard: list[tuple[Message, bytes]] = []
         self.link: Any = None
-        self.has_hung_up = False  # the lead
+        self.has_hung_up = False  # True once the lead has hung up
         self._reading: asyncio.Task[None] | None = None
 
     async def connect(self, path: Path, role: str, node: int | None = None, **hello: Any) -> None:
@@ -144,24 +144,26 @@ class Party:
         self.link.send(message, body)
 
     def find(self, kind: type[Message], **fields: Any) -> list[Any]:
-        """All that was heard of a kind, with these fields."""
+        """Return all received messages of a kind that have these fields."""
         return [m for m, _ in self.heard if type(m) is kind and _fits(m, fields)]
 
     async def hear(self, kind: type[Message], **fields: Any) -> Any:
-        """The next message of a kind that was not noted before."""
+        """Wait for the next unread message of a kind, and return it."""
         return (await self.hear_whole(kind, **fields))[0]
 
     async def hear_whole(self, kind: type[Message], **fields: Any) -> tuple[Any, bytes]:
-        """The same, and its body."""
+        """Wait for the next unread message of a kind, and return it with its body."""
 
-        def look() -> int | None:
+        def find_unread() -> int | None:
             for place, (message, _) in enumerate(self.heard):
                 if type(message) is kind and _fits(message, fields) and place not in self._noted:
                     return place
             return None
 
-        await until(lambda: look() is not None, f"{kind.__name__} {fields} in {self.heard}", WAIT_S)
-        place = look()
+        await until(
+            lambda: find_unread() is not None, f"{kind.__name__} {fields} in {self.heard}", WAIT_S
+        )
+        place = find_unread()
         assert place is not None
         self._noted.add(place)
         return self.heard[place]
@@ -177,13 +179,13 @@ def _fits(message: Message, fields: dict[str, Any]) -> bool:
 
 
 class Client(Party):
-    """A client on a link of its own."""
+    """Client on its own link."""
 
     _numbers = itertools.count(1)
 
     def __init__(self) -> None:
         super().__init__(COMPUTE_LEAD_TO_CLIENT)
-        self.profiles: list[CallProfile] = []  # that were said
+        self.profiles: list[CallProfile] = []  # already sent
 
     def call(
         self,
@@ -193,7 +195,10 @@ class Client(Party):
         again: str = "",
         **fields: Any,
     ) -> str:
-        """Ask for a call, by a new id unless it is said again; its profile is said the first time."""
+        """Ask for a call and return its id. `again` repeats an earlier id.
+
+        The profile is sent when it is first used on this link.
+        """
         profile = profile or make_profile()
         if profile not in self.profiles:
             self.profiles.append(profile)
@@ -204,16 +209,16 @@ class Client(Party):
         return call_id
 
     def kinds(self, call_id: str) -> list[str]:
-        """What was told of a call, by kind."""
+        """Return the kinds of the messages received about a call."""
         return [m.kind for m, _ in self.heard if getattr(m, "id", "") == call_id]
 
     async def info(self) -> ComputeInfo:
-        """Ask about the compute: what was said before on this link has been dealt with by then."""
+        """Ask about the compute. By then the lead has handled all earlier messages of this link."""
         self.say(AskInfo())
         return await self.hear(ComputeInfo)
 
     async def end_of(self, call_id: str) -> CallEnded:
-        """How a call ended; one that went well may be told so with its last answers."""
+        """Wait for a call to end and return how. A successful end may be part of the last results."""
 
         def find() -> list[Any]:
             said = [m for m, _ in self.heard if getattr(m, "id", "") == call_id]
@@ -224,7 +229,7 @@ class Client(Party):
         return end if type(end) is CallEnded else CallEnded(id=call_id, state="returned")
 
     def values(self, call_id: str) -> dict[int, bytes]:
-        """What ranks answered, of answers that were told together."""
+        """Return what the ranks of a call answered, by rank."""
         values: dict[int, bytes] = {}
         for message, body in self.heard:
             if type(message) is CallResults and message.id == call_id:
@@ -235,7 +240,7 @@ class Client(Party):
 
 
 class Node(Party):
-    """A node: what it is ordered, and what it says. Node 0 has no link."""
+    """Node that records its orders and sends messages. Node 0 has no link."""
 
     def __init__(self, index: int, to_lead: Callable[..., None] | None = None) -> None:
         super().__init__(LEAD_TO_COMPUTE_NODE)
@@ -255,19 +260,19 @@ class Node(Party):
             self._to_lead(0, COMPUTE_NODE_TO_LEAD.read(message.to_header()), body)
 
     def worlds(self) -> list[int]:
-        """The worlds whose ranks it was told to fork."""
+        """Return the worlds whose ranks the node was ordered to fork."""
         return [order.world for order in self.find(ForkWorld)]
 
 
 @dataclass
 class Run:
-    """A call that ranks were given: the test speaks for them."""
+    """A call that the lead has sent to the ranks. The test answers for them."""
 
     call: str
     world: int
     order: RunCall
     body: bytes
-    ranks: dict[int, Node]  # where each rank is
+    ranks: dict[int, Node]  # the node of each rank
 
     def answer(self, rank: int, value: bytes = b"", **fields: Any) -> None:
         about = {"call": self.call, "rank": rank, "sizes": [len(value)], "at_s": time.time()}
@@ -278,7 +283,7 @@ class Run:
         self.answer(rank, b"pickled", state="raised", error=error, at_s=at_s or time.time())
 
     def lose(self, rank: int, *, given: str | None = None, answered: str = "", **fields: Any):
-        """A rank's process is gone."""
+        """Report that a rank's process has died."""
         about = {"rank": rank, "attempt": self.world, "state": "killed", "signal": 9}
         outcome = Outcome(**{**about, "at_s": time.time(), **fields})
         given = self.call if given is None else given
@@ -286,20 +291,20 @@ class Run:
         self.ranks[rank].say(message)
 
     def finish(self) -> None:
-        """All ranks return."""
+        """Report that all ranks have returned."""
         for rank in self.ranks:
             self.answer(rank)
 
 
 @dataclass
 class CodeFolder:
-    """A project's folder on a client's machine."""
+    """Project folder on a client's machine."""
 
     root: Path
     manifest: Manifest = EMPTY
 
     def write(self, **files: str) -> tuple[SyncCode, bytes]:
-        """Change files: what a client says of it, against what it had before."""
+        """Change files, and return the update that a client would send for them."""
         before = self.manifest
         for name, text in files.items():
             (self.root / f"{name}.py").write_text(text)
@@ -315,7 +320,7 @@ class CodeFolder:
 
 @dataclass
 class Compute:
-    """The lead under test, and who is there."""
+    """The lead under test, its nodes and its clients."""
 
     path: Path  # of the lead's socket
     folder: JobFolder
@@ -331,7 +336,7 @@ class Compute:
         return self.status_writer.status
 
     async def join(self, index: int) -> Node:
-        """A node comes, as an agent does."""
+        """Join as a node, the way an agent does."""
         about = JoinLead(pid=1, python="3.12.1", host=f"host-{index}")
         if index == 0:
             node = Node(0, self.lead.receive)
@@ -345,7 +350,7 @@ class Compute:
         return node
 
     async def drop(self, index: int) -> None:
-        """A node's link breaks, and the lead has noticed."""
+        """Break a node's link, and wait until the lead has noticed."""
         node = self.nodes.pop(index)
         self.left.append(node)
         await node.hang_up()
@@ -358,7 +363,7 @@ class Compute:
         return client
 
     async def given(self, call_id: str) -> Run:
-        """A call that its ranks have been given, wherever they are."""
+        """Wait until all ranks of a call have received it, on any nodes."""
 
         def orders() -> list[tuple[Node, RunCall, bytes]]:
             return [
@@ -386,16 +391,16 @@ class Compute:
         return Run(call_id, order.world, order, body, ranks)
 
     def plan_of(self, world: int) -> tuple[NodePlan, ...]:
-        """The nodes and ranks of a world, as nodes were told."""
+        """Return the nodes and ranks of a world, as sent to the nodes."""
         orders = [o for node in self.nodes.values() for o in node.find(ForkWorld, world=world)]
         return tuple(orders[0].nodes)
 
     def layout(self, world: int) -> dict[int, list[int]]:
-        """Which ranks are on which node."""
+        """Return the ranks of each node."""
         return {plan.index: list(plan.ranks) for plan in self.plan_of(world)}
 
     async def run(self, client: Client, profile: CallProfile | None = None) -> Run:
-        """A whole call that goes well; its ranks are gone, unless they are kept."""
+        """Run a whole call that succeeds. Its ranks have exited afterwards, unless they are kept."""
         call = client.call(profile)
         run = await self.given(call)
         run.finish()
@@ -404,12 +409,12 @@ class Compute:
         return run
 
     async def rest(self, client: Client) -> None:
-        """Until nothing runs or waits, nor is still to be tidied up."""
+        """Wait until nothing is running, waiting or being cleaned up."""
         while (await client.info()).idle_s == 0:
             pass
 
     async def end(self, why: str = "the test is over") -> None:
-        """A client ends the compute; nodes do as they are told."""
+        """End the compute as a client does, with nodes that obey every order."""
         for node in self.nodes.values():
             node.acts = dict(OBEDIENT)
             for world in node.worlds():
@@ -429,7 +434,7 @@ def serve_calls(
     grace_s: float = 0.1,
     **spec: Any,
 ) -> Any:
-    """Let a story happen to a compute of some nodes, all of them `here` unless told; what it returns."""
+    """Run `story` with a compute and return its result. All nodes join unless `here` is given."""
     work = Calls(ttl_s=ttl_s, steps=steps)
     asked = JobSpec(work=work, name="warm", nodes=nodes, procs=1, grace_s=grace_s, **spec)
     plan = make_plan(asked, job_id=JOB, now_s=time.time(), facts=Facts(environ={}))
@@ -476,12 +481,12 @@ def serve_calls(
 
     with tempfile.TemporaryDirectory(prefix="wl") as root:  # tmp_path is too long for a socket
         outcome = asyncio.run(play(Path(root)))
-    gc.collect()  # a socket that was left open is this test's, not that of another
+    gc.collect()  # so a socket that was left open is blamed on this test, not on a later one
     return outcome
 
 
 def shorten(monkeypatch: Any, **limits: float) -> None:
-    """Limits that are nobody's setting: how long, or how many, before a lead does something."""
+    """Set internal limits that are not settings, such as how long a lead waits before it acts."""
     from windlass.agent.lead import stores
     from windlass.agent.lead.calls import call_lead, call_queue, call_runner
 

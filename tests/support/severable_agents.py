@@ -1,8 +1,9 @@
-"""Agents of one job as processes of their own, over real TLS, on lines that a test can sever and heal.
+"""Agents of one job in separate processes, over real TLS, on connections that a test can sever and heal.
 
-Each follower reaches its lead by a line of its own, as pods reach theirs through a Service: a severed line
-is silent, drops nothing and closes nothing; a line can be led to another lead, which counts for new
-connections. Ranks note when they lived, so that a test can tell whether two attempts ever did at once.
+Each follower reaches its lead through a relay of its own, as pods reach theirs through a Service. A severed
+relay stops forwarding, but drops no data and closes no connection. A relay can be pointed at another lead,
+which affects new connections only. Ranks record when they were alive, so a test can detect two attempts that
+overlap.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ HEARTBEAT_S = 0.25
 SIGHT = {"silence_s": 2.0, "fence_s": 4.0, "cut_grace_s": 1.0, "slack_s": 1.0}
 FEWER_AFTER_S = 2.0
 
-# A rank that notes every few milliseconds that it lives; deaf to SIGTERM; done once it is told.
+# A rank that records every few milliseconds that it is alive. It ignores SIGTERM, and exits once `done`
+# exists.
 RANK = """
 import os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -53,14 +55,14 @@ with open(folder / f"{world}.{os.getpid()}", "a", buffering=1) as file:
 """
 
 
-class Line:
-    """A relay between a node and whoever leads; `sever` makes it silent, both ways."""
+class Relay:
+    """Relay between a node and its lead. `sever` stops forwarding in both directions."""
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
         self.target = 0
-        self._flows = _flowing()
+        self._flows = _make_open_gate()
         self._open: list[socket.socket] = [self._listening]
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -71,11 +73,11 @@ class Line:
         self._flows.set()
 
     def divert(self, port: int) -> None:
-        """Connections that are severed stay so; new ones go elsewhere."""
-        self.target, self._flows = port, _flowing()
+        """Send new connections to another port. Severed connections stay severed."""
+        self.target, self._flows = port, _make_open_gate()
 
     def reset(self) -> None:
-        """Break the connections that are open, not in order."""
+        """Reset the open connections instead of closing them cleanly."""
         broken, self._open = self._open[1:], self._open[:1]
         for one in broken:
             _reset(one)
@@ -107,7 +109,7 @@ class Line:
             threading.Thread(target=_pass_on, args=(source, sink, flows), daemon=True).start()
 
 
-def _flowing() -> threading.Event:
+def _make_open_gate() -> threading.Event:
     flows = threading.Event()
     flows.set()
     return flows
@@ -128,7 +130,7 @@ def _pass_on(source: socket.socket, sink: socket.socket, flows: threading.Event)
 
 
 def _reset(connection: socket.socket) -> None:
-    """End it as the other side's machine did: not in order."""
+    """Reset a connection, as if the other machine had done it."""
     import struct
 
     with contextlib.closing(connection), contextlib.suppress(OSError):
@@ -138,7 +140,7 @@ def _reset(connection: socket.socket) -> None:
 
 @dataclass
 class Agent:
-    """One agent's process."""
+    """Process of one agent."""
 
     name: str
     index: int
@@ -147,7 +149,7 @@ class Agent:
     port: int
 
     def status(self) -> JobStatus | None:
-        """Of the job, as this lead writes it."""
+        """Return the job's status as this lead writes it, or None if there is none yet."""
         try:
             return records.read(JobStatus, json.loads(self.folder.status.read_bytes()))
         except OSError:
@@ -164,21 +166,24 @@ class Agent:
 
 @dataclass
 class Ground:
-    """One job's agents and lines."""
+    """Agents and relays of one job."""
 
     path: Path
     plan: Plan
-    lines: dict[int, Line] = field(default_factory=dict)
+    relays: dict[int, Relay] = field(default_factory=dict)
     agents: dict[str, Agent] = field(default_factory=dict)
     held: list[HeldPort] = field(default_factory=list)
     python: str = sys.executable
 
     def start_all(self) -> Agent:
-        """All nodes, the lead last and once the others ask for it: so the first attempt has them all."""
+        """Start all nodes, and the lead last, so the first attempt has all of them.
+
+        The lead starts once all followers have tried to connect.
+        """
         port = self._hold_port()
         followers = range(1, len(self.plan.nodes))
         for index in followers:
-            self.lines.setdefault(index, Line()).target = port
+            self.relays.setdefault(index, Relay()).target = port
             self.start(str(index), index)
         for index in followers:
             wait_for(
@@ -189,28 +194,28 @@ class Ground:
         return lead
 
     def _hold_port(self) -> int:
-        """Nobody else's until an agent listens there."""
+        """Reserve a free port until an agent listens on it."""
         self.held.append(hold_port())
         return self.held[-1].number
 
     def log(self, name: str) -> str:
-        """What an agent said of itself."""
+        """Return the log of an agent."""
         return (self.path / f"{name}.log").read_text()
 
     def start(self, name: str, index: int, *, num_losses: int = 0, port: int = 0) -> Agent:
-        """Start an agent; who leads listens at `port`, or any."""
+        """Start an agent. A lead listens on `port`, or on any free port if it is 0."""
         folder = JobFolder(self.path / name)
         (folder.path / "run").mkdir(parents=True)
         folder.plan.write_text(render_plan(self.plan))
         port = port or self._hold_port()
-        line = self.lines.setdefault(index, Line())
+        relay = self.relays.setdefault(index, Relay())
         about = {
             "name": name,
             "index": index,
             "folder": str(folder.path),
             "certificates": str(self.path / "tls"),
             "own_port": port,
-            "lead_port": line.port,
+            "lead_port": relay.port,
             "archive": str(local_archive()),
             "num_losses": num_losses,
             "heartbeat_s": HEARTBEAT_S,
@@ -224,26 +229,26 @@ class Ground:
         return agent
 
     def lead_to(self, lead: Agent, *indexes: int) -> None:
-        """New connections of these nodes go to this lead."""
+        """Send new connections of these nodes to this lead."""
         for index in indexes:
-            self.lines.setdefault(index, Line()).target = lead.port
+            self.relays.setdefault(index, Relay()).target = lead.port
 
     def sever(self, *indexes: int) -> None:
         for index in indexes:
-            self.lines[index].sever()
+            self.relays[index].sever()
 
     def heal(self, *indexes: int) -> None:
         for index in indexes:
-            self.lines[index].heal()
+            self.relays[index].heal()
 
-    # -- what ranks noted ----------------------------------------------------------------------
+    # -- records of the ranks --------------------------------------------------------------------
 
     @property
     def notes(self) -> Path:
         return self.path / "notes"
 
     def num_ranks(self, attempt: int) -> int:
-        """How many ranks of an attempt have lived and noted it, whoever led it."""
+        """Return how many ranks of an attempt have recorded a time, under any lead."""
         return sum(path.stat().st_size > 0 for path in self.notes.glob(f"{attempt}-*"))
 
     def wait_for_ranks(self, attempt: int, count: int, timeout_s: float = 25.0) -> None:
@@ -254,10 +259,10 @@ class Ground:
         return [float(line) for line in path.read_text().split()]
 
     def spans(self) -> dict[str, tuple[float, float]]:
-        """When each world began and ended, by the ranks that lived in it."""
+        """Return when each world began and ended, according to the times its ranks recorded."""
         found: dict[str, tuple[float, float]] = {}
         for path in self.notes.glob("*-*.*"):
-            if not path.stat().st_size:  # the job was done before it had noted anything
+            if not path.stat().st_size:  # the job ended before this rank recorded anything
                 continue
             world, times = path.name.rpartition(".")[0], self._times(path)
             first, last = found.get(world, (times[0], times[-1]))
@@ -265,7 +270,7 @@ class Ground:
         return found
 
     def check_one_world(self) -> list[str]:
-        """No two worlds at the same time; their names in order."""
+        """Assert that no two worlds overlap, and return their names in order."""
         spans = sorted(self.spans().items(), key=lambda item: item[1])
         for (world, (_, ended_s)), (after, (began_s, _)) in itertools.pairwise(spans):
             assert ended_s < began_s, f"{world} ended {ended_s - began_s:.2f} s after {after} began"
@@ -274,7 +279,7 @@ class Ground:
 
 @contextlib.contextmanager
 def open_ground(tmp_path: Path, *, python: str = sys.executable, **spec: Any) -> Iterator[Ground]:
-    """A job of four nodes, of which two will do, whose ranks are deaf and have five minutes of grace."""
+    """Yield a job of four nodes that needs two, whose ranks ignore SIGTERM and have 300 s of grace."""
     path = tmp_path / "ground"
     path.mkdir()
     notes = path / "notes"
@@ -288,8 +293,8 @@ def open_ground(tmp_path: Path, *, python: str = sys.executable, **spec: Any) ->
         yield ground
     finally:
         (notes / "done").touch()
-        for line in ground.lines.values():
-            line.close()
+        for relay in ground.relays.values():
+            relay.close()
         for held in ground.held:
             held.release()
         for agent in ground.agents.values():

@@ -1,4 +1,4 @@
-"""A lead without sockets or processes: nodes that hear its orders and do what a test says."""
+"""A lead without sockets or processes, and nodes that receive its orders and act as a test says."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from windlass.wire.results import Outcome
 
 
 class Nodes:
-    """Nodes that hear orders and do what the test says; the lead decides all by itself."""
+    """Nodes that receive orders and act as the test says. The lead makes all decisions itself."""
 
     def __init__(self, lead, plan, acts):
         self.lead, self.plan, self.acts = lead, plan, acts
@@ -64,7 +64,7 @@ class Nodes:
         self.say(node, "outcome", outcome=records.to_json(outcome), exited=exited)
 
     def succeed(self, index):
-        """All ranks of a node return."""
+        """Report that all ranks of a node returned."""
         for rank in self.ranks_of(index):
             self.end(rank, "returned", self.attempt, exit_code=0)
 
@@ -78,7 +78,7 @@ class Nodes:
         return [order["type"] for node, order in self.orders if node == index]
 
     def starts(self, index=0):
-        """The orders to start that a node got."""
+        """Return the start orders that a node received."""
         return [order for node, order in self.orders if node == index and order["type"] == "start"]
 
 
@@ -94,7 +94,7 @@ def lead_through(
     address="",
     **spec,
 ):
-    """Lead one job to its end; its last status and the nodes."""
+    """Run the lead of one job to its end, and return its last status and the nodes."""
     spec = {"nodes": 2, "procs": 2, "grace_s": 0.1, "join_timeout_s": 30, **spec}
     asked = JobSpec(work=Script(path="a.py"), **spec)
     facts = Facts(environ={}, replaces_nodes=replaces)
@@ -114,7 +114,7 @@ def lead_through(
             lambda _, about: (failures.append(about["exception"]), done.cancel())
         )
         await asyncio.wait([done], timeout=60)
-        if failures:  # of what the test lets nodes do
+        if failures:  # raised by the test's own callbacks
             raise failures[0]
         assert done.done(), status_writer.status
         await done

@@ -1,4 +1,4 @@
-"""Certificates on disk, a lead that serves them, and guests of every kind for it."""
+"""Certificates on disk, a lead that serves with them, and peers of every kind that connect to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DAY_S = 86_400
 
 
 def write_certificates(folder: Path, job_id: str = JOB, *, age_days: float = 0.0) -> Path:
-    """A job's files, valid for ten days from the time they were made."""
+    """Write a job's certificates, valid for ten days from the time they were made."""
     made_at_s = time.time() - age_days * DAY_S
     files = job_secret.make_certificates(job_id, now_s=made_at_s, valid_s=10 * DAY_S)
     return write_files(folder, files)
@@ -36,7 +36,7 @@ def write_files(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 def write_with_expired_client(folder: Path) -> Path:
-    """Files whose client's certificate alone has expired."""
+    """Write certificates of which only the client's has expired."""
     now = datetime.now(tz=timezone.utc).replace(microsecond=0)
     day = timedelta(days=1)
     ca_key, client_key, node_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
@@ -63,14 +63,14 @@ def write_with_expired_client(folder: Path) -> Path:
 
 
 class SocketStream(socket.socket):
-    """A connected socket as the stream below a lead's TLS."""
+    """Connected socket that serves as the stream below a lead's TLS."""
 
     def pending(self) -> bool:
         return False
 
 
 def secure(connection: socket.socket, folder: Path, job_id: str = JOB) -> LeadConnection:
-    """Speak a job's TLS over a socket, with the files in `folder`, as a client does."""
+    """Return a client's TLS connection over a socket, with the files in `folder`."""
     context = tls.client_context(folder, "client")
     return LeadConnection(SocketStream(fileno=connection.detach()), context, job_id)
 
@@ -86,7 +86,7 @@ async def echo(link, _hello, frames):
 
 
 def run_with_lead(folder, visit, handler=echo, *, host="127.0.0.1"):
-    """Serve with the files in `folder`, let `visit(listener)` come, and give back what it returns."""
+    """Serve with the files in `folder`, run `visit(listener)` and return its result."""
 
     async def run():
         place = TlsPlace(host=host, port=0, context=tls.server_context(folder))
@@ -101,16 +101,16 @@ def run_with_lead(folder, visit, handler=echo, *, host="127.0.0.1"):
 
 
 async def settle() -> None:
-    """Let both sides of every link end."""
+    """Wait until both sides of every link have ended."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
         await asyncio.wait(others, timeout=10)
-    for _ in range(3):  # a closed transport closes its socket in the next rounds of the loop
+    for _ in range(3):  # a closed transport closes its socket in the next iterations of the loop
         await asyncio.sleep(0)
 
 
 async def until(is_so, what: str, timeout_s: float = 30.0) -> None:
-    """Wait in the loop for a condition, with a deadline."""
+    """Wait in the event loop until a condition holds, with a deadline."""
     deadline = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < deadline, f"after {timeout_s} s still not: {what}"
@@ -118,7 +118,7 @@ async def until(is_so, what: str, timeout_s: float = 30.0) -> None:
 
 
 async def join(folder, port, *, cert="node", role=None, node=1, host="127.0.0.1", timeout_s=20.0):
-    """An honest peer."""
+    """Connect as a well-behaved peer."""
     place = TlsPlace(host=host, port=port, context=tls.client_context(folder, cert))
     return await endpoints.connect(
         place, role=role or cert, job_id=JOB, node=node, timeout_s=timeout_s
@@ -126,7 +126,7 @@ async def join(folder, port, *, cert="node", role=None, node=1, host="127.0.0.1"
 
 
 async def ask(link, body=b"ping"):
-    """Send one frame and hear its echo; what came before it, too."""
+    """Send one frame and return all frames up to and including its echo."""
     link.send({"type": "ask"}, body)
     seen = []
     async for frame in link.frames():

@@ -1,4 +1,4 @@
-"""Toy models and their training: states for checkpoint tests, a trainer that learns in a few steps."""
+"""Toy models and their training: states for checkpoint tests, and a trainer that learns in a few steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def train(state: dict[str, Any], *, num_steps: int) -> None:
 
 
 def fill(state: dict[str, Any], value: float) -> dict[str, Any]:
-    """Let all parameters be this number."""
+    """Set all parameters to one value."""
     with torch.no_grad():
         for parameter in state["model"].parameters():
             parameter.fill_(value)
@@ -69,7 +69,7 @@ def make_net() -> nn.Module:
 
 
 class Recorder(Callback):
-    """Remembers every event of a training."""
+    """Callback that records every event of a training."""
 
     def __init__(self) -> None:
         self.losses: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""Where the tests of warm compute make theirs: one engine, computes that end, other clients, projects."""
+"""Computes for the tests of warm compute: one engine, cleanup, other client processes, and projects."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 PROJECT = Path(__file__).parents[1] / "warm" / "project"
 WAIT_S = 120.0
-_TTL_S = 240  # what a killed test leaves ends by itself
+_TTL_S = 240  # a compute that a killed test leaves behind ends by itself
 
 
 class Ground:
-    """Computes on one engine. Settings say which, so that tests write what users write."""
+    """Computes on one engine, which the settings select, so tests contain the code that users write."""
 
     def __init__(self, engine: str, space: Space | None) -> None:
         self.engine = engine
@@ -40,7 +40,7 @@ class Ground:
 
     @property
     def short_ttl_s(self) -> float:
-        """An inactivity that is over soon, but not while a client is on its way to new nodes."""
+        """An inactivity period that ends soon, but not while a client is connecting to new nodes."""
         return 1.0 if self.space is None else 8.0
 
     @property
@@ -50,12 +50,12 @@ class Ground:
         return {"WINDLASS_ENGINE": "local"}
 
     def make(self, **keywords: Any) -> kt.Compute:
-        """A compute under a name of its own."""
+        """Create a compute with a unique name."""
         given = {"name": f"t-{secrets.token_hex(4)}", "inactivity_ttl": _TTL_S, **keywords}
         return self.keep(kt.Compute(**given))
 
     def keep(self, compute: kt.Compute) -> kt.Compute:
-        """It is taken down with the others."""
+        """Tear a compute down together with the others."""
         self._made.append(compute)
         return compute
 
@@ -65,25 +65,25 @@ class Ground:
             if compute.name:
                 compute.teardown()
 
-    # -- what is seen from outside ---------------------------------------------------------------
+    # -- state as seen from outside --------------------------------------------------------------
 
     def job(self, compute: kt.Compute) -> kt.Job:
-        """The job that a compute is."""
+        """Return the job behind a compute."""
         return kt.attach(str(compute.nodes().ref))
 
     def info(self, compute: kt.Compute) -> dict[str, Any]:
-        """What its lead says of it."""
+        """Return what the lead reports about a compute."""
         nodes = compute.nodes()
         assert nodes.ref is not None
         info = ask_at(nodes.wanted.engine, nodes.ref).to_header()
         return dict(json.loads(json.dumps(info, default=to_json)))
 
     def pod_uids(self, compute: kt.Compute) -> dict[int, str]:
-        """The pods of a compute's nodes, by index."""
+        """Return the UIDs of a compute's pods by node index."""
         return {index: pod["metadata"]["uid"] for index, pod in self._pods(compute).items()}
 
     def read_limits(self, compute: kt.Compute) -> dict[int, dict[str, str]]:
-        """What the pods of a compute's nodes may use, by index."""
+        """Return the resource limits of a compute's pods by node index."""
         pods = self._pods(compute).items()
         return {i: pod["spec"]["containers"][0]["resources"]["limits"] for i, pod in pods}
 
@@ -96,16 +96,16 @@ class Ground:
         return {index: pod for index, pod in indexes if index is not None}
 
     def end_node(self, compute: kt.Compute, index: int, agent: tuple[str, int, str]) -> None:
-        """Take a node away: its agent's process, or its pod."""
+        """End a node by killing its agent's process or deleting its pod."""
         if self.space is None:
             os.kill(agent[1], 9)
             wait_for(lambda: not _is_alive(agent[1]), f"agent {agent[1]} is gone")
-            if index:  # a call that the lead takes before it knows is lost with the node
+            if index:  # a call that the lead accepts before it notices is lost with the node
                 wait_for(lambda: index not in self.info(compute)["here"], "the lead knows")
             return
         api, about = self.space.api, self._pods(compute)[index]["metadata"]
         api.delete(PODS, about["name"])
-        # until then it takes calls, and those go with it
+        # a pod takes calls until it is gone, and those are lost with it
         wait_for(lambda: not _has_pod(api, about["uid"]), f"{about['name']} is gone")
 
 
@@ -122,7 +122,7 @@ def _is_alive(pid: int) -> bool:
 
 
 class Client:
-    """Another process that uses a compute; `remote(f)` is a function of the tasks on it."""
+    """Another process that uses a compute. In its code, `remote(f)` sends a function of `tasks` to it."""
 
     def __init__(self, compute: kt.Compute, code: str, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -140,14 +140,14 @@ class Client:
         )
 
     def read_line(self) -> str:
-        """The next line it prints."""
+        """Return the next line that the process prints."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline().rstrip("\n")
         assert line, f"the client said nothing: {self.process.communicate(timeout=WAIT_S)}"
         return line
 
     def finish(self) -> str:
-        """What it printed, once it has ended well."""
+        """Wait until the process exits with code 0, and return its remaining output."""
         out, err = self.process.communicate(timeout=WAIT_S)
         assert self.process.returncode == 0, err
         return out
@@ -167,18 +167,19 @@ def remote(f, **options):
 
 
 class Project:
-    """A project of a test's own: modules that it writes, imports and edits."""
+    """Project of one test, with modules that the test writes, imports and edits."""
 
     def __init__(self, folder: Path, use: Callable[[str], Any]) -> None:
         self.folder = folder
         self._use = use
         self.stem = (
-            f"own_{secrets.token_hex(3)}"  # modules are the process's: no two tests share one
+            # modules are global to the process, so no two tests may share one
+            f"own_{secrets.token_hex(3)}"
         )
         (folder / "windlass.toml").touch()
 
     def write(self, name: str, source: str) -> Path:
-        """A file; `{stem}` in its name or source is this project's own."""
+        """Write a file. `{stem}` in its name or source is replaced by this project's stem."""
         path = self.folder / name.replace("{stem}", self.stem)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(source).replace("{stem}", self.stem))

@@ -6,11 +6,11 @@ import asyncio
 import json
 
 import pytest
-from pod_connections import make_job, put, run_at_door, send
+from pod_connections import make_job, put, run_lead_server, send
 from tls_peers import until
 
 from windlass import records
-from windlass.agent.lead.jobs import owed_results
+from windlass.agent.lead.jobs import job_lead
 from windlass.engines.finished_jobs import read_outcomes
 from windlass.spec.work import Function
 from windlass.wire.messages.jobs import NODE_TO_LEAD
@@ -50,7 +50,7 @@ def warnings(scene):
 
 def test_a_slow_node_is_waited_for_while_it_sends(tmp_path, monkeypatch):
     """Longer in all than it may be silent: as many pieces as make it so."""
-    monkeypatch.setattr(owed_results, "_STALL_S", 1.5)
+    monkeypatch.setattr(job_lead, "_STALL_S", 1.5)
 
     async def visit(scene):
         leading = asyncio.ensure_future(scene.lead.run())
@@ -67,12 +67,12 @@ def test_a_slow_node_is_waited_for_while_it_sends(tmp_path, monkeypatch):
         assert [left[1] for left in read(scene)] == [b"value of 0", b"value of 1"]
         assert warnings(scene) == []
 
-    run_at_door(tmp_path, visit, make_job(nodes=2, work=WORK))
+    run_lead_server(tmp_path, visit, make_job(nodes=2, work=WORK))
 
 
 @pytest.mark.parametrize("procs", [1, 2])
 def test_a_node_that_sends_nothing_more_is_named_with_its_ranks(tmp_path, monkeypatch, procs):
-    monkeypatch.setattr(owed_results, "_STALL_S", 0.2)
+    monkeypatch.setattr(job_lead, "_STALL_S", 0.2)
 
     async def visit(scene):
         leading = asyncio.ensure_future(scene.lead.run())
@@ -99,7 +99,7 @@ def test_a_node_that_sends_nothing_more_is_named_with_its_ranks(tmp_path, monkey
         for rank in range(procs, 2 * procs):
             assert f"the result of rank {rank} is missing" in found[rank][0].error.message
 
-    run_at_door(tmp_path, visit, make_job(nodes=2, procs=procs, work=WORK))
+    run_lead_server(tmp_path, visit, make_job(nodes=2, procs=procs, work=WORK))
 
 
 def test_a_node_whose_link_breaks_comes_back_with_its_result(tmp_path):
@@ -119,7 +119,7 @@ def test_a_node_whose_link_breaks_comes_back_with_its_result(tmp_path):
         assert [left[1] for left in read(scene)] == [b"value of 0", b"value of 1"]
         assert warnings(scene) == []
 
-    run_at_door(tmp_path, visit, make_job(nodes=2, work=WORK))
+    run_lead_server(tmp_path, visit, make_job(nodes=2, work=WORK))
 
 
 def test_a_node_that_was_replaced_has_no_result_and_that_is_said(tmp_path):
@@ -137,7 +137,7 @@ def test_a_node_that_was_replaced_has_no_result_and_that_is_said(tmp_path):
         assert "the result of rank 1 is missing" in warnings(scene)[0]
         assert [left[0].state for left in read(scene)] == ["returned", MISSING]
 
-    run_at_door(tmp_path, visit, make_job(nodes=2, work=WORK))
+    run_lead_server(tmp_path, visit, make_job(nodes=2, work=WORK))
 
 
 def test_a_node_that_cannot_read_a_result_says_so(tmp_path):
@@ -151,4 +151,4 @@ def test_a_node_that_cannot_read_a_result_says_so(tmp_path):
         await asyncio.wait_for(leading, 20)
         assert "Input/output error" in read(scene)[1][0].error.message
 
-    run_at_door(tmp_path, visit, make_job(nodes=2, work=WORK))
+    run_lead_server(tmp_path, visit, make_job(nodes=2, work=WORK))

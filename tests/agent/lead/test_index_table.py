@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from pod_connections import make_job, run_at_door
+from pod_connections import make_job, run_lead_server
 from tls_peers import JOB, run_with_lead, until, write_certificates
 
 from windlass.agent import lead_requests
@@ -59,7 +59,7 @@ async def cut(scene, peer, index):
 
 
 def run(tmp_path, visit, *, nodes=3, **about):
-    run_at_door(tmp_path, visit, make_job(nodes=nodes), **{"sight": SHORT, **about})
+    run_lead_server(tmp_path, visit, make_job(nodes=nodes), **{"sight": SHORT, **about})
 
 
 def test_agents_that_come_at_once_get_one_index_each(tmp_path):

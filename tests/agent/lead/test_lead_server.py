@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pod_connections import make_job, put, run_at_door, send
+from pod_connections import make_job, put, run_lead_server, send
 from tls_peers import until
 
 from windlass import names, records
@@ -30,7 +30,7 @@ def test_a_node_joins(tmp_path):
         peer.say("prepared")
         await until(lambda: scene.lead.nodes.prepared() == [0, 1], "node 1 is prepared")
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
 
 
 @pytest.mark.parametrize("index", [0, 3, 99])
@@ -40,7 +40,7 @@ def test_there_are_only_so_many_nodes(tmp_path, index):
         await until(lambda: peer.has_hung_up, "it was hung up on")
         assert peer.find("refused")["why"] == f"there is no node {index} in this job"
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
 
 
 def test_what_nodes_say_is_heard_and_what_the_lead_says_arrives(tmp_path):
@@ -52,7 +52,7 @@ def test_what_nodes_say_is_heard_and_what_the_lead_says_arrives(tmp_path):
         await until(lambda: scene.status_writer.status.conditions, "the trouble on the board")
         await until(lambda: peer.find("remember"), "the order")
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
 
 
 def test_two_nodes_of_one_index_are_never_here_together(tmp_path):
@@ -68,7 +68,7 @@ def test_two_nodes_of_one_index_are_never_here_together(tmp_path):
         await scene.join(1)
         await until(lambda: 1 in scene.lead.nodes, "the next one has joined")
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
 
 
 def test_a_node_that_leaves_is_lost_at_once_but_keeps_its_place(tmp_path, caplog):
@@ -85,7 +85,7 @@ def test_a_node_that_leaves_is_lost_at_once_but_keeps_its_place(tmp_path, caplog
         send(first, "attempt-0/rank-1.log", b"its last line\n")
         await until(scene.folder.log(0, 1).exists, "what it still had to send")
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
     assert "is gone: it was told to stop (SIGTERM)" in caplog.text
 
 
@@ -96,7 +96,7 @@ def test_a_broken_link_is_a_lost_node(tmp_path, caplog):
         peer.link._transport.abort()
         await until(lambda: scene.state(1) == "lost", "node 1 is lost")
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
     assert "is gone: its connection broke" in caplog.text
 
 
@@ -108,7 +108,7 @@ def test_a_silent_node_is_lost(tmp_path, monkeypatch, caplog):
         await until(lambda: scene.state(1) == "lost", "node 1 is lost")
         await until(lambda: peer.has_hung_up, "it was hung up on")
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
     assert "is gone: it has sent nothing for 0.2 s" in caplog.text
 
 
@@ -130,7 +130,7 @@ def test_who_says_something_malformed_is_refused(tmp_path, said):
         assert peer.find("refused")
         assert scene.state(1) == "lost"
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
 
 
 # -- files ---------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_what_ranks_left_comes_to_the_lead(tmp_path):
         await until(scene.folder.result(0, 2).exists, "the result")
         assert scene.folder.log(0, 2).read_bytes() == b"one\ntwo\n"
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_other_files_of_a_node_are_refused(tmp_path, path, offset, why):
         assert why in peer.find("refused")["why"]
         assert scene.state(1) == "lost"
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
 
 
 def test_only_the_deputy_keeps_what_node_0_left(tmp_path):
@@ -185,7 +185,7 @@ def test_only_the_deputy_keeps_what_node_0_left(tmp_path):
         assert set(deputy.files()) == {*kept, names.PAYLOAD_FILE}
         assert other.files() == {names.PAYLOAD_FILE: b"pickled"}
 
-    run_at_door(tmp_path, visit, make_job(procs=2))
+    run_lead_server(tmp_path, visit, make_job(procs=2))
 
 
 def test_what_a_node_has_is_not_sent_to_it(tmp_path):
@@ -199,4 +199,4 @@ def test_what_a_node_has_is_not_sent_to_it(tmp_path):
             ("attempt-0/rank-0.log", 4, b"two\n")
         ]
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 
 import pytest
-from pod_connections import make_job, put, run_at_door, send
+from pod_connections import make_job, put, run_lead_server, send
 from tls_peers import until
 
 from windlass import names
@@ -32,7 +32,7 @@ def test_a_client_is_sent_everything_and_the_status_last(tmp_path):
         assert peer.find("wants")["inputs"] is False
         assert peer.files() == {"attempt-0/rank-0.log": b"one\n", names.STATUS_FILE: b"{}"}
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
 
 
 def test_a_client_brings_the_inputs_and_nodes_get_them(tmp_path):
@@ -54,7 +54,7 @@ def test_a_client_brings_the_inputs_and_nodes_get_them(tmp_path):
         assert scene.folder.payload.read_bytes() == data
 
     plan = make_job(inputs=(make_input(names.PAYLOAD_FILE, data),))
-    run_at_door(tmp_path, visit, plan, is_ready=False)
+    run_lead_server(tmp_path, visit, plan, is_ready=False)
 
 
 def test_two_clients_that_bring_the_same_do_not_get_in_each_others_way(tmp_path):
@@ -80,7 +80,7 @@ def test_two_clients_that_bring_the_same_do_not_get_in_each_others_way(tmp_path)
         await until(lambda: not list(scene.folder.path.glob(".*.part")), "nothing half is left")
 
     plan = make_job(inputs=(make_input(names.PAYLOAD_FILE, data),))
-    run_at_door(tmp_path, visit, plan, is_ready=False)
+    run_lead_server(tmp_path, visit, plan, is_ready=False)
 
 
 def test_a_client_that_brings_something_else_is_told_so(tmp_path):
@@ -94,7 +94,7 @@ def test_a_client_that_brings_something_else_is_told_so(tmp_path):
         assert not scene.folder.payload.exists()
 
     plan = make_job(inputs=(make_input(names.PAYLOAD_FILE, b"right"),))
-    run_at_door(tmp_path, visit, plan, is_ready=False)
+    run_lead_server(tmp_path, visit, plan, is_ready=False)
 
 
 @pytest.mark.parametrize("path", ["attempt-0/rank-0.log", "status.json", "plan.json"])
@@ -106,7 +106,7 @@ def test_a_client_brings_nothing_but_inputs(tmp_path, path):
         assert "is not accepted here" in client.find("refused")["why"]
 
     plan = make_job(inputs=(make_input(names.PAYLOAD_FILE, b"right"),))
-    run_at_door(tmp_path, visit, plan, is_ready=False)
+    run_lead_server(tmp_path, visit, plan, is_ready=False)
 
 
 @pytest.mark.parametrize("hello", [{"has": [1]}, {"has": {"a": "b"}}])
@@ -115,7 +115,7 @@ def test_a_client_that_says_nonsense_is_refused(tmp_path, hello):
         with pytest.raises(ProtocolError, match="malformed"):
             await scene.visit(None, **hello)
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
 
 
 @pytest.mark.parametrize("now", [False, True])
@@ -130,7 +130,7 @@ def test_a_client_cancels(tmp_path, now):
         )
         assert scene.lead.stop.now is now
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
 
 
 def test_an_attached_job_ends_when_nobody_holds_it(tmp_path):
@@ -149,7 +149,7 @@ def test_an_attached_job_ends_when_nobody_holds_it(tmp_path):
         assert scene.lead_server._num_leases == 0
         assert scene.lead.stop.verdict.message == "its client has been gone for 0.2 s"
 
-    run_at_door(tmp_path, visit, make_job(detach=False, lease_s=0.2))
+    run_lead_server(tmp_path, visit, make_job(detach=False, lease_s=0.2))
 
 
 def test_a_client_may_take_longer_to_come_than_it_may_be_gone(tmp_path):
@@ -163,7 +163,7 @@ def test_a_client_may_take_longer_to_come_than_it_may_be_gone(tmp_path):
         await asyncio.wait_for(watching, 20)
         assert scene.lead.stop.verdict.message == "its client has been gone for 0.02 s"
 
-    run_at_door(tmp_path, visit, make_job(detach=False, lease_s=0.02))
+    run_lead_server(tmp_path, visit, make_job(detach=False, lease_s=0.02))
 
 
 def test_clients_that_only_look_do_not_keep_an_abandoned_job(tmp_path):
@@ -182,7 +182,7 @@ def test_clients_that_only_look_do_not_keep_an_abandoned_job(tmp_path):
         await asyncio.wait_for(look(), 20)
         assert scene.lead.stop.verdict.message == "its client has been gone for 1 s"
 
-    run_at_door(tmp_path, visit, make_job(detach=False, lease_s=1.0))
+    run_lead_server(tmp_path, visit, make_job(detach=False, lease_s=1.0))
 
 
 # -- the end -------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_clients_may_read_to_the_end(tmp_path):
         assert not holder.has_hung_up  # it reads nothing: nobody waits for it
         await scene.lead_server.wait_for_readers(idle_timeout_s=0)
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
 
 
 def test_a_reader_to_whom_nothing_moves_is_not_waited_for_for_ever(tmp_path):
@@ -211,7 +211,7 @@ def test_a_reader_to_whom_nothing_moves_is_not_waited_for_for_ever(tmp_path):
         await asyncio.wait_for(scene.lead_server.wait_for_readers(idle_timeout_s=0.1), 20)
         assert not reader.has_hung_up
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
 
 
 def test_a_reader_that_has_gone_silent_is_let_go(tmp_path, monkeypatch):
@@ -224,7 +224,7 @@ def test_a_reader_that_has_gone_silent_is_let_go(tmp_path, monkeypatch):
         await until(lambda: scene.lead_server._num_leases == 1, "its lease is gone")
         assert not holder.has_hung_up  # it is on this machine: its socket tells when it is gone
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
 
 
 def test_everybody_is_told_of_the_end(tmp_path):
@@ -236,7 +236,7 @@ def test_everybody_is_told_of_the_end(tmp_path):
             await until(lambda peer=peer: peer.has_hung_up, "it was hung up on")
             assert peer.kinds()[-1] == "end"
 
-    run_at_door(tmp_path, visit)
+    run_lead_server(tmp_path, visit)
 
 
 def test_a_whole_job_over_links(tmp_path):
@@ -262,4 +262,4 @@ def test_a_whole_job_over_links(tmp_path):
         assert scene.status_writer.status.phase is Phase.SUCCEEDED
         assert scene.folder.result(0, 1).read_bytes() == b"value"
 
-    run_at_door(tmp_path, visit, make_job(nodes=2))
+    run_lead_server(tmp_path, visit, make_job(nodes=2))

@@ -7,7 +7,7 @@ import pickle
 import threading
 
 import pytest
-from scripted_lead import CALL, JOB, WAIT_S, look_often, scripted
+from scripted_lead import CALL, JOB, WAIT_S, check_often, scripted
 from waits import wait_for
 
 from windlass.errors import NodeLost, RankFailed, RemoteError, WaitTimeout
@@ -118,7 +118,7 @@ def test_what_ranks_print_and_what_the_lead_says_reach_the_user(capsys):
 
 
 def test_while_a_call_waits_its_compute_is_looked_after(monkeypatch):
-    look_often(monkeypatch)
+    check_often(monkeypatch)
     queue = "waiting for the call first-call to end, and 1 more wait before this one"
     waits_for = ["waiting for node 1", f"{queue}; windlass cancel first-call ends it"]
 

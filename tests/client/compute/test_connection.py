@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scripted_lead import Line, make_info, scripted
+from scripted_lead import LeadEnd, make_info, scripted
 
 from windlass.client.compute.nodes.compute_connection import ask_info, expect
 from windlass.errors import ProtocolError
@@ -22,7 +22,7 @@ from windlass.wire.messages.jobs import Heard
 from windlass.wire.messages.link import Heartbeat, Hello, Refused, Welcome
 
 
-def greet(line: Line) -> None:
+def greet(line: LeadEnd) -> None:
     hello = line.hear(Hello)
     assert (hello.role, hello.job_id) == ("client", "warm-ab2cd")
     line.say(Welcome())

@@ -10,7 +10,7 @@ import threading
 import pytest
 from kube.api_server import connect_to
 from kube.test_forward import play_node
-from pod_connections import run_at_door
+from pod_connections import run_lead_server
 from tls_peers import until
 from websockets.exceptions import WebSocketException
 
@@ -82,7 +82,7 @@ def through_a_node(tmp_path, visit):
                 node.cut()
             assert not sync._thread.is_alive()
 
-    run_at_door(tmp_path, run)
+    run_lead_server(tmp_path, run)
 
 
 def read_log(tmp_path):
@@ -137,7 +137,7 @@ def test_without_a_lead_there_is_no_connection(tmp_path):
         api = connect_to("http://127.0.0.1:1", tmp_path)
         assert LeadDial(api, scene.plan.job_id, keys, list).dial() is None
 
-    run_at_door(tmp_path, run)
+    run_lead_server(tmp_path, run)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 3])
@@ -154,4 +154,4 @@ def test_a_pod_that_hangs_up_is_no_lead(tmp_path, num_bytes):
             with pytest.raises(OSError):
                 await asyncio.to_thread(dial.dial)
 
-    run_at_door(tmp_path, run)
+    run_lead_server(tmp_path, run)
