@@ -1,4 +1,4 @@
-"""What a pod's agent exits with when its job has ended: 0, or where somebody reads it, how the job ended."""
+"""Exit code of a pod's agent after the job ended: 0, or the job's outcome if something reads it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from windlass import names
 
 @pytest.fixture
 def start(tmp_path):
-    """Two pods of a job, started."""
+    """Yield a function that starts the two pods of a job."""
     jobs = []
 
     def start_pods(script, *, tells_failure=True):
@@ -34,19 +34,19 @@ def start(tmp_path):
         ("exit $RANK", False, 0),
     ],
 )
-def test_every_pod_says_how_the_job_ended(start, script, tells_failure, code):
+def test_every_pod_exits_with_the_outcome(start, script, tells_failure, code):
     pods = start(script, tells_failure=tells_failure)
     assert [pod.process.wait(60) for pod in pods] == [code, code]
 
 
-def test_ranks_do_not_see_what_the_pods_maker_sets_for_others(tmp_path):
+def test_forgotten_variables_do_not_reach_ranks(tmp_path):
     job = PodJob(tmp_path, f"echo $A,$PET_RDZV_ID > {tmp_path}/seen")
     pod = job.start(0, stays_up=False, A="kept", PET_RDZV_ID="x", WINDLASS_FORGET="PET_RDZV_ID,B")
     assert pod.process.wait(60) == 0
     assert (tmp_path / "seen").read_text() == "kept,\n"
 
 
-def test_one_that_is_told_to_go_before_the_end_has_not_failed(start, tmp_path):
+def test_pod_stopped_before_the_end_has_not_failed(start, tmp_path):
     pods = start("sleep 60")
     wait_for(lambda: (tmp_path / "runs").exists(), "a rank runs")
     assert pods[1].end(signal.SIGTERM) == names.EXIT_TOLD_TO_STOP

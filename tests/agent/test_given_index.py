@@ -1,4 +1,4 @@
-"""Pods without an index of their own, as processes: the lead says who they are, and a spare takes over."""
+"""Pods that get their index from the lead, as processes. A spare pod takes over a lost node."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_pod_becomes_a_node(make):
     assert sorted(job.runs.read_text().split()) == ["0", "1", "2"]
 
 
-def test_a_spare_waits_and_takes_the_place_of_one_that_was_killed(make, tmp_path):
+def test_spare_replaces_a_killed_node(make, tmp_path):
     go = tmp_path / "go"
     job = make(f"until [ -e {go} ]; do sleep 0.02; done", nodes=3, node_restarts=3)
     head, first, second = job.start(0, "head"), *start_workers(job, "a", "b")
@@ -49,7 +49,7 @@ def test_a_spare_waits_and_takes_the_place_of_one_that_was_killed(make, tmp_path
     assert sorted(job.runs.read_text().split()) == ["0", "0", "1", "1", "2", "2"]
 
 
-def test_a_spare_is_told_of_the_end(make):
+def test_spare_learns_that_the_job_has_ended(make):
     job = make("echo done", nodes=2)
     head, [node] = job.start(0, "head"), start_workers(job, "a")
     head.idles()
@@ -61,7 +61,7 @@ def test_a_spare_is_told_of_the_end(make):
     spare.start().idles(times=2)
 
 
-def test_a_spare_ends_when_it_is_told(make, tmp_path):
+def test_spare_exits_on_sigterm(make, tmp_path):
     job = make(f"until [ -e {tmp_path / 'go'} ]; do sleep 0.02; done", nodes=2)
     job.start(0, "head")
     start_workers(job, "a")

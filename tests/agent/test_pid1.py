@@ -1,4 +1,4 @@
-"""The agent as PID 1, as in a container: it reaps what is left to it, and forwards SIGTERM."""
+"""Agent as PID 1, as in a container: it reaps orphaned processes and forwards SIGTERM."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not _can_unshare(), reason="no PID namespaces he
 
 @pytest.fixture
 def contained(tmp_path) -> str:
-    """An interpreter whose every start is PID 1 of a namespace of its own."""
+    """Write an interpreter that starts each process as PID 1 of its own namespace."""
     path = tmp_path / "python"
     path.write_text(f'#!/bin/sh\nexec {" ".join(_UNSHARE)} {sys.executable} "$@"\n')
     path.chmod(0o755)
@@ -36,8 +36,8 @@ def contained(tmp_path) -> str:
 
 
 def _agents(home: Path) -> list[int]:
-    """Agents of this home, by the pids they have out here."""
-    pids_out_here = []
+    """Return the PIDs of this home's agents, as seen from outside their namespaces."""
+    outer_pids = []
     for entry in Path("/proc").iterdir():
         try:
             command = (entry / "cmdline").read_bytes()
@@ -51,11 +51,11 @@ def _agents(home: Path) -> list[int]:
             continue
         is_agent = b".pyz\0agent\0" in command and not command.startswith(b"unshare")
         if is_agent and is_ours and pids[-1] == "1":
-            pids_out_here.append(int(pids[0]))
-    return pids_out_here
+            outer_pids.append(int(pids[0]))
+    return outer_pids
 
 
-def test_it_reaps_and_everything_works(contained):
+def test_agent_as_pid1_reaps_orphans(contained):
     def zombies():
         subprocess.run(["sh", "-c", "(exit 0) & (sleep 0 &) ; exit 0"])
         ours = os.environ["RANK"]
@@ -63,7 +63,7 @@ def test_it_reaps_and_everything_works(contained):
         for entry in Path("/proc").iterdir():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # no process, or one that has just ended
+            except OSError:  # not a process, or one that has just exited
                 continue
             found += [entry.name] if fields[:2] == ["Z", "1"] else []
         return ours, found
@@ -73,17 +73,17 @@ def test_it_reaps_and_everything_works(contained):
     assert [node.pid for node in job.status().nodes] == [1, 1]
 
 
-def test_it_forwards_sigterm(contained, home, tmp_path):
+def test_agent_as_pid1_forwards_sigterm(contained, home, tmp_path):
     flag, saved = tmp_path / "flag", tmp_path / "saved"
     job = wl.submit(work.save_on_term, (str(flag), str(saved)), python=contained)
-    wait_for(flag.exists, "the rank is there")
+    wait_for(flag.exists, "the rank is running")
     [pid] = _agents(home)
     os.kill(pid, signal.SIGTERM)
     assert job.wait(30).phase.value == "cancelled"
     assert saved.read_text() == "saved"
 
 
-def test_cancel_leaves_nothing(contained, tmp_path):
+def test_cancel_leaves_no_processes(contained, tmp_path):
     job = wl.submit(work.hang_and_breed, (str(tmp_path / "flag"),), procs=2, python=contained)
     wait_for(lambda: len(list(tmp_path.glob("flag-*"))) == 2, "the ranks have children")
     job.cancel()

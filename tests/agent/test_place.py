@@ -1,4 +1,4 @@
-"""An agent's place: each source of it, which one counts, and what is said of values that make no sense."""
+"""Place of an agent among the nodes: all sources, their precedence, and errors for malformed values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEAD = {"WINDLASS_LEAD": "job-1-lead"}
 HOST = "job-1-7"
 
 
-def test_an_object_without_node_0_counts_from_another():
+def test_first_index_is_added_to_the_index():
     environ = {**LEAD, "JOB_COMPLETION_INDEX": "2", "WINDLASS_FIRST_INDEX": "1"}
     assert find_place(environ, HOST).index == 3
 
@@ -22,7 +22,7 @@ def test_an_indexed_job():
     assert find_place(environ, HOST) == place
 
 
-def test_our_own_variables():
+def test_windlass_variables():
     environ = {**LEAD, "WINDLASS_NODE_INDEX": "1", "WINDLASS_NUM_NODES": "4"}
     assert find_place(environ, HOST) == NodePlace(index=1, lead="job-1-lead", num_nodes=4)
 
@@ -43,7 +43,7 @@ def test_kubeflow_trainer():
     ("rank", "host"), [(0, "train-master-0"), (1, "train-worker-0"), (3, "train-worker-2")]
 )
 def test_a_pytorchjob_with_a_master(rank, host):
-    """Worker i is node i + 1, which its host name alone does not tell."""
+    """Worker i is node i + 1. Its host name alone does not show this."""
     environ = {"RANK": str(rank), "WORLD_SIZE": "16", "MASTER_ADDR": "train-master-0"}
     assert find_place(environ, host) == NodePlace(index=rank, lead="train-master-0")
 
@@ -83,8 +83,8 @@ def test_the_first_lead_counts():
     assert "WINDLASS_LEAD" in failure.value.hint
 
 
-def test_an_empty_variable_tells_nothing():
-    """A pod's field that is not there makes an empty variable."""
+def test_empty_variables_are_ignored():
+    """A missing pod field becomes an empty variable."""
     environ = {**LEAD, "JOB_COMPLETION_INDEX": "", "PET_NNODES": "", "WINDLASS_NODE_FAILURES": ""}
     assert find_place(environ, HOST) == NodePlace(index=7, lead="job-1-lead")
 
@@ -111,7 +111,7 @@ def test_a_node_beyond_the_last_one():
 
 
 @pytest.mark.parametrize("host", ["laptop", "job1", "job-x7", "job-", "", "job-07"])
-def test_no_source_at_all(host):
+def test_place_without_any_source(host):
     with pytest.raises(EngineError, match="which node it is") as failure:
         find_place(LEAD, host)
     assert "JOB_COMPLETION_INDEX" in failure.value.message

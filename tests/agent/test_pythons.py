@@ -1,4 +1,4 @@
-"""The agent runs under every Python from 3.10 on that this machine has, and says so under an older one."""
+"""Agents under every installed Python from 3.10 on, and the error under an older one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_failures_under_every_new_python(version):
 
 
 def finish(ground):
-    """End the job, and check that every agent exited as it should."""
+    """End the job, and check that every agent exited with 0."""
     (ground.notes / "done").touch()
     lead = ground.agents["0"]
     wait_for(lambda: (s := lead.status()) and s.phase.is_final, "the job has ended", 60)
@@ -53,7 +53,7 @@ def finish(ground):
 
 @pytest.mark.long
 @pytest.mark.parametrize("version", SUPPORTED)
-def test_agents_of_pods_exit_in_order_under_every_python(tmp_path, version):
+def test_agents_of_pods_exit_cleanly_under_every_python(tmp_path, version):
     with open_ground(tmp_path, python=need_python(version), nodes=3, min_nodes=3) as ground:
         ground.start_all()
         finish(ground)
@@ -72,7 +72,7 @@ def test_agents_of_pods_survive_a_broken_link_under_every_python(tmp_path, versi
 
 @pytest.mark.skipif(not OLD, reason="no Python older than 3.10 here")
 @pytest.mark.parametrize("version", OLD)
-def test_an_old_python_is_told(version):
+def test_old_python_is_reported(version):
     job = wl.submit(work.rank, python=OLD[version])
     verdict = job.wait(30).verdict
     assert verdict.kind.value == "start failed"

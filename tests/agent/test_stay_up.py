@@ -1,5 +1,7 @@
-"""Pods whose kind starts containers again whenever they exit: an agent whose job has ended stays, and once
-more after its container was started anew; the lead goes on answering clients.
+"""Pods of a kind that restarts its containers whenever they exit.
+
+An agent whose job has ended stays, and stays again after its container was restarted. The lead continues to
+answer clients.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ def make(tmp_path):
         job.clear()
 
 
-def test_without_it_an_agent_exits(make):
+def test_agent_exits_without_stays_up(make):
     pod = make().start(0, stays_up=False)
     assert pod.process.wait(60) == 0
 
 
-def test_every_pod_stays_and_ends_when_it_is_told(make):
+def test_every_pod_stays_until_sigterm(make):
     job = make(nodes=2)
     pods = [job.start(0), job.start(1)]
     for pod in pods:
@@ -42,7 +44,7 @@ def test_every_pod_stays_and_ends_when_it_is_told(make):
     assert [pod.end(signal.SIGTERM) for pod in pods] == [0, 0]
 
 
-def test_a_container_that_is_started_again_starts_nothing(make):
+def test_restarted_container_runs_nothing(make):
     job = make(nodes=2)
     pods = [job.start(0), job.start(1)]
     for pod in pods:
@@ -54,7 +56,7 @@ def test_a_container_that_is_started_again_starts_nothing(make):
     assert [pod.end(signal.SIGTERM) for pod in pods] == [0, 0]
 
 
-def test_a_failed_job_has_ended_too(make):
+def test_failed_job_is_not_run_again(make):
     job = make("exit 3")
     pod = job.start(0)
     pod.idles()
@@ -63,7 +65,7 @@ def test_a_failed_job_has_ended_too(make):
     assert job.num_runs() == 1
 
 
-def test_the_lead_leaves_its_last_word_and_goes_on_answering(make):
+def test_lead_writes_its_last_word_and_continues_to_answer(make):
     job = make("echo one")
     pod = job.start(0)
     pod.idles()
@@ -83,13 +85,13 @@ def test_clients_are_answered_until_the_time_to_live_ends(make):
     job = make(pod={"ttl_s": 0.0})
     pod = job.start(0)
     pod.idles()
-    wait_for(lambda: pod.says("no longer answering clients"), "its time has ended")
+    wait_for(lambda: pod.says("no longer answering clients"), "its time to live is over")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", job.port), timeout=20)
     assert pod.end(signal.SIGTERM) == 0
 
 
-def test_a_pod_that_comes_after_the_end_is_told_of_it(make):
+def test_pod_that_joins_after_the_end_runs_nothing(make):
     job = make(nodes=2)
     lead, node = job.start(0), job.start(1)
     lead.idles()
@@ -99,8 +101,8 @@ def test_a_pod_that_comes_after_the_end_is_told_of_it(make):
     assert job.num_runs() == 2
 
 
-def test_a_container_that_is_killed_before_the_end_joins_again_as_another_agent(make, tmp_path):
-    """The folder is there already; the attempt that was cut short counts as a lost node."""
+def test_container_killed_before_the_end_joins_as_a_new_agent(make, tmp_path):
+    """The job folder exists already, and the interrupted attempt counts as a lost node."""
     go = tmp_path / "go"
     job = make(f"until [ -e {go} ]; do sleep 0.02; done", node_restarts=3)
     pod = job.start(0)
@@ -114,7 +116,7 @@ def test_a_container_that_is_killed_before_the_end_joins_again_as_another_agent(
     assert (status["phase"], status["attempt"]) == ("succeeded", 1)
 
 
-def test_a_lead_that_was_killed_right_after_its_last_status_runs_nothing_again(make):
+def test_lead_killed_after_its_last_status_runs_nothing_again(make):
     job = make()
     pod = job.start(0)
     pod.idles()
@@ -124,7 +126,7 @@ def test_a_lead_that_was_killed_right_after_its_last_status_runs_nothing_again(m
     assert job.num_runs() == 1
 
 
-def test_a_pod_that_cannot_know_its_place_says_so(make):
+def test_pod_with_a_malformed_index_reports_it(make):
     job = make()
     pod = Pod(job, "x")
     job.pods.append(pod)

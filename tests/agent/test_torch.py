@@ -1,4 +1,4 @@
-"""With real torch: training across nodes, threads, data loaders, `record`, many jobs at once."""
+"""Tests with real torch: training across nodes, threads, data loaders, `record`, many concurrent jobs."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_all_reduce_across_nodes(script, start):
 
 @pytest.mark.crowd
 @pytest.mark.timeout(400)
-def test_fifty_jobs_at_once_never_meet(script):
-    """No port race: every job's ranks find their own rank 0."""
+def test_fifty_concurrent_jobs_do_not_collide(script):
+    """There is no port race, so the ranks of each job find their own rank 0."""
     failures: list[BaseException] = []
 
     def one() -> None:
@@ -91,11 +91,11 @@ def test_restart_keeps_torch_imported(tmp_path):
         return attempt
 
     assert wl.run(train, (str(tmp_path),), nodes=2, procs=2, restarts=1, quiet=True) == [1] * 4
-    for rank in range(4):  # the same fork server forked both
+    for rank in range(4):  # one fork server forked both
         assert (tmp_path / f"0-{rank}").read_text() == (tmp_path / f"1-{rank}").read_text()
 
 
-def test_threads_are_as_the_variable_says():
+def test_omp_num_threads_is_respected():
     def threads():
         import torch
 
@@ -139,7 +139,7 @@ def test_numpy_is_preloaded_with_one_thread_and_gets_its_threads_back():
     assert num_threads == len(os.sched_getaffinity(0))
     assert not [c for c in job.status().conditions if c.type == "warning"]
     first, second = wl.run(count, procs=2, preload=["numpy"], quiet=True)
-    assert first[2] != second[2]  # each rank has a generator of its own
+    assert first[2] != second[2]  # each rank has its own generator
 
 
 def test_data_loader_workers_and_multiprocessing(tmp_path):
@@ -174,12 +174,13 @@ def test_record_writes_its_error_file(tmp_path):
     )
     job = wl.submit(path)
     assert isinstance(job.exception(), RuntimeError)
-    job = wl.submit([os.sys.executable, str(path)])  # a command: only the file tells what happened
+    # for a command, only the error file has the exception
+    job = wl.submit([os.sys.executable, str(path)])
     verdict = job.wait(60).verdict
     assert "RuntimeError: recorded" in verdict.message or "RuntimeError" in verdict.exception
 
 
-def test_torch_missing_says_so(monkeypatch):
+def test_missing_torch_is_reported(monkeypatch):
     import sys
 
     bare = Path(sys.base_prefix, "bin", "python3")

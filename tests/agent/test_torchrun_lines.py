@@ -1,4 +1,4 @@
-"""A torchrun line on nodes x procs is one world, however it is spelt and started."""
+"""A torchrun command on nodes x procs forms one world, however it is written and started."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 import windlass as wl
 
-# each starts torchrun, which imports torch once more
+# each test starts torchrun, which imports torch once more
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 SCRIPT = """
@@ -42,18 +42,18 @@ def test_two_nodes_of_two(folder):
     check(folder, 4)
 
 
-def test_by_its_module_and_another_rendezvous(folder):
+def test_module_command_with_another_rendezvous(folder):
     line = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", "main.py"]
     assert wl.run(line, nodes=2, quiet=True, timeout_s=300) == [None, None]
     check(folder, 2)
 
 
-def test_alone_it_starts_as_many_as_were_asked_for(folder):
+def test_standalone_starts_the_requested_ranks(folder):
     assert wl.run(["torchrun", "--standalone", "main.py"], procs=2, quiet=True) == [None]
     check(folder, 2)
 
 
-def test_an_app_has_as_many_as_were_asked_for(folder):
+def test_app_starts_the_requested_ranks(folder):
     app = wl.app("torchrun main.py", name="two", procs=2, engine="local")
     assert app.deploy().wait(300).phase.value == "succeeded"
     check(folder, 2)

@@ -1,4 +1,4 @@
-"""One attempt: what was heard of its ranks, and what follows from it."""
+"""State of one attempt: the outcomes of its ranks and the resulting verdict."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def test_it_is_done_when_all_ranks_have_exited():
     assert (attempt.is_done, attempt.has_failure, attempt.make_verdict()) == (True, False, None)
 
 
-@pytest.mark.parametrize("heard", [outcome(0, "killed", attempt=3), outcome(6, "killed")])
-def test_word_of_another_attempt_is_not_taken(heard):
+@pytest.mark.parametrize("report", [outcome(0, "killed", attempt=3), outcome(6, "killed")])
+def test_outcomes_of_other_attempts_are_ignored(report):
     attempt = make_attempt()
-    assert not attempt.add(heard, exited=True)
+    assert not attempt.add(report, exited=True)
     assert (attempt.has_failure, attempt.exited) == (False, set())
 
 
@@ -60,13 +60,13 @@ def test_a_lost_node_takes_its_ranks_with_it():
     assert verdict.others == {"returned": 1, "running": 4}
 
 
-def test_a_node_that_takes_no_part_is_not_missed():
+def test_lost_node_without_ranks_is_ignored():
     attempt = make_attempt(0, 2)
     assert list(attempt.lose_node(1, "")) == []
-    assert [o.rank for o in attempt.lose_node(2, "")] == [2, 3]  # as they are counted here
+    assert [o.rank for o in attempt.lose_node(2, "")] == [2, 3]  # numbered within this attempt
 
 
-def test_who_only_lost_a_peer_is_not_to_blame():
+def test_rank_that_lost_its_peer_is_not_blamed():
     attempt = make_attempt()
     assert not attempt.has_only_consequences
     attempt.add(outcome(0, "raised", at_s=1.0, error=PEER_GONE), exited=True)

@@ -1,4 +1,4 @@
-"""The ledger of calls: what ended lately stays, within bounds."""
+"""History of calls: recently ended ones are kept, within limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from windlass.wire.states import CallState
 
 @pytest.fixture(autouse=True)
 def loop():
-    """Calls have events, which older Pythons tie to a loop."""
+    """Set an event loop, because calls have events that older Pythons bind to one."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     yield
@@ -45,7 +45,7 @@ def test_calls_are_found_again():
     assert history.get("b") is None
 
 
-def test_the_oldest_go_when_there_are_many():
+def test_oldest_calls_are_dropped():
     history = CallHistory()
     for number in range(module.KEPT_CALLS + 5):
         end(history, str(number))
@@ -55,7 +55,7 @@ def test_the_oldest_go_when_there_are_many():
     assert history.num_calls == module.KEPT_CALLS + 5
 
 
-def test_that_they_were_is_kept():
+def test_ids_of_dropped_calls_are_kept():
     history = CallHistory()
     for number in range(module.KEPT_CALLS + 5):
         end(history, str(number))
@@ -63,7 +63,7 @@ def test_that_they_were_is_kept():
     assert forgotten == [0, 1, 2, 3, 4]
 
 
-def test_one_that_is_to_come_again_was_never_here():
+def test_call_to_be_sent_again_counts_as_unknown():
     history = CallHistory()
     call = make_call("a")
     history.add(call)
@@ -71,8 +71,8 @@ def test_one_that_is_to_come_again_was_never_here():
     assert not history.has_forgotten("a", since=0)
 
 
-def test_where_traces_are_lost_nothing_that_could_have_been_here_is_denied(monkeypatch):
-    """Of four calls two generations of two are kept: those before them may have been any."""
+def test_calls_older_than_all_kept_ids_may_have_been_here(monkeypatch):
+    """IDs are kept in two generations of two calls. Any earlier ID may have been here."""
     monkeypatch.setattr(module, "KEPT_CALLS", 1)
     monkeypatch.setattr(module, "KEPT_IDS", 2)
     history = CallHistory()
@@ -83,14 +83,14 @@ def test_where_traces_are_lost_nothing_that_could_have_been_here_is_denied(monke
         known = [n for n in range(1, number) if history.has_forgotten(str(n))]
         lost_until = next(iter(known), 1) - 1
         assert known == list(range(lost_until + 1, number))
-        # one that was said when that many calls had been taken may have been the next of them
+        # an ID sent when n calls had been taken may have been one of the next
         vague = [n for n in range(number) if history.has_forgotten("never said", since=n)]
         assert set(range(lost_until)) <= set(vague)
         assert max(vague, default=-1) <= lost_until
     assert lost_until > 2
 
 
-def test_large_ones_go_with_their_files_and_the_newest_stays(tmp_path):
+def test_large_calls_are_dropped_with_their_files_except_the_newest(tmp_path):
     history = CallHistory()
     for number in range(3):
         (tmp_path / str(number)).touch()
@@ -99,7 +99,7 @@ def test_large_ones_go_with_their_files_and_the_newest_stays(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
 
 
-def test_one_that_runs_is_never_forgotten():
+def test_running_call_is_never_dropped():
     history = CallHistory()
     running = make_call("running")
     history.add(running)

@@ -1,4 +1,4 @@
-"""The lead of warm nodes without sockets or processes: every call ends, whatever is heard of its ranks."""
+"""Lead of warm nodes without sockets or processes: every call ends, whatever happens to its ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAIT_S = 20.0
 
 
 class Compute:
-    """A lead, and nodes that only hear orders: the test speaks for them."""
+    """Lead with nodes that only record orders. The test sends their messages."""
 
     def __init__(self, folder, num_nodes):
         spec = JobSpec(work=Calls(), name="warm", engine="local", nodes=num_nodes, procs=1)
@@ -80,7 +80,7 @@ class Compute:
         await asyncio.wait_for(look(), WAIT_S)
 
     async def given(self, call):
-        """The number of the world that a call is given to."""
+        """Wait until the call is given to ranks, and return the number of their world."""
 
         def find():
             kinds = [order for _, order in self.orders if order["type"] == "call"]
@@ -109,7 +109,7 @@ class Compute:
 
 @pytest.fixture
 def play(tmp_path):
-    """Run a test's part beside the lead."""
+    """Return a function that runs a test's part beside the lead."""
 
     def run(part, *, num_nodes=2):
         async def main():
@@ -130,7 +130,7 @@ def play(tmp_path):
 
 
 async def run_well(compute, slot=""):
-    """One call that returns: afterwards ranks are kept, or others wait."""
+    """Run one call that returns. Afterwards its ranks are kept, or spare ones wait."""
     call = compute.ask(slot=slot)
     world = await compute.given(call)
     for rank in (1, 0):
@@ -143,8 +143,8 @@ async def run_well(compute, slot=""):
 
 
 @pytest.mark.parametrize("slot", ["", "kept"])
-def test_a_rank_gone_before_the_call_came_fails_it(play, slot):
-    """Its node tells of its end without a word of the call, which it had not heard of."""
+def test_rank_that_died_before_the_call_arrived_fails_it(play, slot):
+    """The node reports the end without naming the call, because the call had not arrived."""
 
     async def part(compute):
         await run_well(compute, slot)
@@ -157,8 +157,8 @@ def test_a_rank_gone_before_the_call_came_fails_it(play, slot):
     play(part)
 
 
-def test_a_rank_gone_after_its_answer_does_not_fail_the_call(play):
-    """Also where the answer, which may be large, is still on its way."""
+def test_rank_that_died_after_its_answer_does_not_fail_the_call(play):
+    """This holds even while the answer, which may be large, is still being sent."""
 
     async def part(compute):
         await run_well(compute, "kept")
@@ -187,7 +187,7 @@ def test_a_node_without_the_ranks_of_a_call_fails_it(play):
     play(part)
 
 
-def test_word_of_another_world_does_not_fail_the_call(play):
+def test_reports_of_another_world_do_not_fail_the_call(play):
     async def part(compute):
         first = await run_well(compute, "kept")
         call = compute.ask(slot="other")
@@ -232,7 +232,7 @@ def test_a_call_that_reached_one_rank_is_never_given_again(play):
     play(part)
 
 
-def test_new_ranks_that_die_at_once_are_not_replaced_for_ever(play):
+def test_new_ranks_that_die_immediately_are_not_replaced_forever(play):
     async def part(compute):
         call = compute.ask()
         world = await compute.given(call)
@@ -244,8 +244,8 @@ def test_new_ranks_that_die_at_once_are_not_replaced_for_ever(play):
     play(part)
 
 
-def test_a_node_lost_while_room_is_made_is_waited_for(play):
-    """No call starts on ranks that nobody was there to fork."""
+def test_call_waits_for_a_node_lost_while_old_ranks_end(play):
+    """The call must not start on ranks that no node has forked."""
 
     async def part(compute):
         old = await run_well(compute, "kept")

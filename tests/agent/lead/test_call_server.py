@@ -1,4 +1,4 @@
-"""What clients ask of a compute's lead, over its socket, and what they are answered."""
+"""Requests of clients to a compute's lead over its socket, and the replies."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ KEPT = make_profile(slot="kept")
 DETACHED = make_profile(detach=True)
 
 
-# -- coming back to a call -----------------------------------------------------------------------
+# -- returning to a call ----------------------------------------------------------------------------
 
 
-def test_a_detached_call_is_accepted_and_tells_nobody_until_somebody_attends():
+def test_detached_call_sends_results_only_after_attend():
     async def story(compute):
         client = await compute.visit()
         call = client.call(DETACHED)
@@ -52,7 +52,7 @@ def test_a_detached_call_is_accepted_and_tells_nobody_until_somebody_attends():
     serve_calls(story)
 
 
-def test_who_attends_to_a_call_is_told_its_answers_so_far_and_then_the_rest():
+def test_attend_sends_earlier_answers_and_then_the_rest():
     async def story(compute):
         client, other = await compute.visit(), await compute.visit()
         call = client.call()
@@ -70,7 +70,7 @@ def test_who_attends_to_a_call_is_told_its_answers_so_far_and_then_the_rest():
     serve_calls(story)
 
 
-def test_who_attends_to_a_call_that_failed_is_told_how():
+def test_attend_to_a_failed_call_sends_its_verdict():
     async def story(compute):
         client, other = await compute.visit(), await compute.visit()
         call = client.call()
@@ -84,8 +84,8 @@ def test_who_attends_to_a_call_that_failed_is_told_how():
 
 
 @pytest.mark.parametrize("profile", [make_profile(), KEPT], ids=["fresh", "kept"])
-def test_a_call_that_is_said_twice_runs_once(profile):
-    """A client whose line broke while it spoke cannot know how much was heard."""
+def test_call_sent_twice_runs_once(profile):
+    """A client whose connection broke while sending cannot know how much arrived."""
 
     async def story(compute):
         client, again = await compute.visit(), await compute.visit()
@@ -96,14 +96,14 @@ def test_a_call_that_is_said_twice_runs_once(profile):
         await again.hear(CallAccepted, id=call)
         run.finish()
         assert (await again.end_of(call)).state == "returned"
-        again.call(profile, again=call)  # also when it has ended
+        again.call(profile, again=call)  # also after it has ended
         await again.hear(CallEnded, id=call)
         assert len(compute.nodes[0].find(RunCall)) == 1
 
     serve_calls(story)
 
 
-def test_a_call_that_never_came_is_unknown():
+def test_call_that_never_arrived_is_unknown():
     async def story(compute):
         client = await compute.visit()
         await compute.run(client)
@@ -118,7 +118,7 @@ def test_a_call_that_never_came_is_unknown():
     serve_calls(story)
 
 
-def test_a_call_that_is_not_kept_any_more_is_forgotten_and_never_run_again(monkeypatch):
+def test_dropped_call_is_forgotten_and_never_run_again(monkeypatch):
     shorten(monkeypatch, kept_calls=1)
 
     async def story(compute):
@@ -135,8 +135,8 @@ def test_a_call_that_is_not_kept_any_more_is_forgotten_and_never_run_again(monke
     serve_calls(story)
 
 
-def test_what_may_have_been_here_is_not_called_unknown(monkeypatch):
-    """Where even traces are gone: one that was said before them may have run."""
+def test_call_older_than_all_kept_ids_is_not_called_unknown(monkeypatch):
+    """The call may have run before the oldest kept ID."""
     shorten(monkeypatch, kept_calls=1, kept_ids=2)
 
     async def story(compute):
@@ -151,10 +151,10 @@ def test_what_may_have_been_here_is_not_called_unknown(monkeypatch):
     serve_calls(story)
 
 
-# -- profiles, and what is malformed -------------------------------------------------------------
+# -- profiles and malformed messages ---------------------------------------------------------------
 
 
-def test_a_profile_is_said_once_per_link():
+def test_profile_is_sent_once_per_link():
     async def story(compute):
         client, other = await compute.visit(), await compute.visit()
         client.say(SetProfile(key="mine", profile=KEPT))
@@ -165,13 +165,13 @@ def test_a_profile_is_said_once_per_link():
         other.say(AskCall(id="call-2", profile="mine"))
         why = (await other.hear(Refused)).why
         assert why == "the call 'call-2' names a profile that was not sent"
-        await until(lambda: other.has_hung_up, "the other client is hung up on")
+        await until(lambda: other.has_hung_up, "the other client is disconnected")
         assert (await client.info()).num_calls == 2
 
     serve_calls(story)
 
 
-def test_a_profile_may_be_said_anew():
+def test_profile_can_be_replaced():
     async def story(compute):
         client = await compute.visit()
         client.say(SetProfile(key="mine", profile=KEPT))
@@ -202,14 +202,14 @@ def test_a_profile_may_be_said_anew():
         ({"type": "configure", "env": {"A": 1}}, "its env is 1, not a str"),
     ],
 )
-def test_what_is_malformed_is_refused_and_hurts_nobody_else(header, why):
+def test_malformed_message_disconnects_only_its_client(header, why):
     async def story(compute):
         client, wrong = await compute.visit(), await compute.visit()
         call = client.call()
         run = await compute.given(call)
         wrong.link.send(header)
         assert why in (await wrong.hear(Refused)).why
-        await until(lambda: wrong.has_hung_up, "it is hung up on")
+        await until(lambda: wrong.has_hung_up, "it is disconnected")
         run.finish()
         assert (await client.end_of(call)).state == "returned"
 
@@ -224,7 +224,7 @@ def test_what_is_malformed_is_refused_and_hurts_nobody_else(header, why):
         {"type": "cleared", "world": -1},
     ],
 )
-def test_a_node_that_says_something_malformed_is_lost(header):
+def test_node_that_sends_a_malformed_message_is_lost(header):
     async def story(compute):
         client, node = await compute.visit(), compute.nodes[1]
         call = client.call()
@@ -237,10 +237,10 @@ def test_a_node_that_says_something_malformed_is_lost(header):
     serve_calls(story)
 
 
-# -- what ranks print ----------------------------------------------------------------------------
+# -- output of ranks -------------------------------------------------------------------------------
 
 
-def test_what_ranks_print_is_told_to_those_who_listen():
+def test_output_of_ranks_is_sent_to_listeners():
     async def story(compute):
         client = await compute.visit()
         call = client.call()
@@ -256,7 +256,7 @@ def test_what_ranks_print_is_told_to_those_who_listen():
     serve_calls(story)
 
 
-def test_logs_are_read_from_where_a_client_has_read_to():
+def test_logs_are_read_from_the_position_of_the_client():
     async def story(compute):
         client = await compute.visit()
         call = client.call()
@@ -278,7 +278,7 @@ def test_logs_are_read_from_where_a_client_has_read_to():
 # -- the compute ---------------------------------------------------------------------------------
 
 
-def test_the_lead_says_what_it_knows():
+def test_info_of_the_lead():
     async def story(compute):
         client = await compute.visit()
         before = await client.info()
@@ -298,7 +298,7 @@ def test_the_lead_says_what_it_knows():
     serve_calls(story, nodes=3, here=(0, 1))
 
 
-def test_what_was_deployed_is_told_to_others():
+def test_deployment_record_is_shared_between_clients():
     async def story(compute):
         client, other = await compute.visit(), await compute.visit()
         client.say(ConfigureCompute(record={"train": {"slot": "a"}}))
@@ -320,7 +320,7 @@ def test_what_was_deployed_is_told_to_others():
         (ScaleNodes(nodes=1, at_least=True), 3),
     ],
 )
-def test_how_many_nodes_there_are_and_were_is_answered(order, there):
+def test_scale_reply_has_the_old_and_new_number_of_nodes(order, there):
     async def story(compute):
         client = await compute.visit()
         client.say(order)
@@ -330,7 +330,7 @@ def test_how_many_nodes_there_are_and_were_is_answered(order, there):
     serve_calls(story, nodes=3)
 
 
-def test_what_troubles_a_node_is_in_the_status():
+def test_trouble_of_a_node_is_in_the_status():
     async def story(compute):
         compute.nodes[1].say(NodeTrouble(reason="LogTruncated", message="rank-1.log is incomplete"))
         await until(
@@ -338,7 +338,7 @@ def test_what_troubles_a_node_is_in_the_status():
                 ("LogTruncated", "rank-1.log is incomplete")
                 in [(c.reason, c.message) for c in compute.status.conditions]
             ),
-            "the trouble is told",
+            "the trouble is in the status",
         )
 
     serve_calls(story)

@@ -1,4 +1,4 @@
-"""The code of calls, where it travels: brought once, as a difference where one is known, never assumed."""
+"""Code of calls that is sent to nodes: sent once, sent as a difference if possible, and never assumed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def make_code_profile(code, **changes):
     return make_profile(digest=code.manifest.digest, **changes)
 
 
-async def bring(compute, client, sync, code, **changes):
-    """Say what has changed, and a call that needs it, which goes well."""
+async def send_code_and_run(compute, client, sync, code, **changes):
+    """Send the changed code, and run a call that needs it."""
     client.say(*sync)
     return await compute.run(client, make_code_profile(code, **changes))
 
 
-def test_code_that_is_not_there_is_asked_for(code):
+def test_missing_code_is_requested(code):
     code.write(work="x = 1\n")
 
     async def story(compute):
@@ -44,19 +44,19 @@ def test_code_that_is_not_there_is_asked_for(code):
         kinds = [message.kind for message, _ in compute.nodes[1].heard]
         assert kinds[:3] == ["sync", "fork_world", "call"]
         assert (compute.folder.code / PROJECT / "work.py").read_text() == "x = 1\n"
-        assert compute.nodes[0].find(SyncCode) == []  # it has what the lead has
+        assert compute.nodes[0].find(SyncCode) == []  # it has the lead's copy
         run.finish()
         assert (await client.info()).projects == {PROJECT: code.manifest.digest}
 
     serve_calls(story)
 
 
-def test_code_that_is_there_is_not_sent_again_whoever_calls(code):
+def test_known_code_is_not_sent_again_by_any_client(code):
     sync = code.write(work="x = 1\n")
 
     async def story(compute):
         client, other = await compute.visit(), await compute.visit()
-        await bring(compute, client, sync, code)
+        await send_code_and_run(compute, client, sync, code)
         for one in (client, other):
             run = await compute.run(one, make_code_profile(code))
             assert one.find(CallAgain, id=run.call) == []
@@ -65,7 +65,7 @@ def test_code_that_is_there_is_not_sent_again_whoever_calls(code):
     serve_calls(story)
 
 
-def test_what_has_changed_is_sent_on_to_nodes_as_it_came(code):
+def test_changes_are_forwarded_to_nodes_unchanged(code):
     first = code.write(work="x = 1\n", other="y = 1\n")
     second = code.write(work="x = 2\n")
 
@@ -74,7 +74,7 @@ def test_what_has_changed_is_sent_on_to_nodes_as_it_came(code):
         digest = second[0].base
         client.say(*first)
         await compute.run(client, make_profile(digest=digest))
-        await bring(compute, client, second, code)
+        await send_code_and_run(compute, client, second, code)
         sent = [(message, body) for message, body in node.heard if isinstance(message, SyncCode)]
         assert sent == [first, second]
         assert (compute.folder.code / PROJECT / "work.py").read_text() == "x = 2\n"
@@ -82,16 +82,16 @@ def test_what_has_changed_is_sent_on_to_nodes_as_it_came(code):
     serve_calls(story)
 
 
-def test_a_node_that_comes_later_gets_all_of_it(code, tmp_path):
+def test_new_node_gets_all_code(code, tmp_path):
     first = code.write(work="x = 1\n", other="y = 1\n")
 
     async def story(compute):
         client = await compute.visit()
-        await bring(compute, client, first, code)
+        await send_code_and_run(compute, client, first, code)
         second = code.write(work="x = 2\n")
         await compute.drop(1)
         node = await compute.join(1)
-        await bring(compute, client, second, code)
+        await send_code_and_run(compute, client, second, code)
         [(order, body)] = [one for one in node.heard if isinstance(one[0], SyncCode)]
         assert (order.base, order.digest) == (EMPTY.digest, code.manifest.digest)
         extract(io.BytesIO(body), tmp_path / "unpacked", base=EMPTY, expected=order.digest)
@@ -100,12 +100,12 @@ def test_a_node_that_comes_later_gets_all_of_it(code, tmp_path):
     serve_calls(story)
 
 
-def test_a_difference_from_something_else_is_asked_for_again(code):
+def test_difference_from_an_unknown_base_is_requested_again(code):
     first = code.write(work="x = 1\n")
 
     async def story(compute):
         client, stale = await compute.visit(), await compute.visit()
-        await bring(compute, client, first, code)
+        await send_code_and_run(compute, client, first, code)
         here = code.manifest.digest
         code.write(work="x = 2\n")
         unknown = code.manifest
@@ -121,8 +121,8 @@ def test_a_difference_from_something_else_is_asked_for_again(code):
     serve_calls(story)
 
 
-def test_calls_that_wait_each_run_with_their_own_code(code):
-    """What comes with a call is put in place when its turn comes, not under the feet of the one before."""
+def test_waiting_calls_run_with_their_own_code(code):
+    """The code of a call is installed when its turn comes, not while the previous call runs."""
     first = code.write(work="x = 1\n")
 
     async def story(compute):
@@ -143,7 +143,7 @@ def test_calls_that_wait_each_run_with_their_own_code(code):
     serve_calls(story)
 
 
-def test_code_that_is_damaged_fails_its_call_alone(code):
+def test_damaged_code_fails_only_its_call(code):
     order, body = code.write(work="x = 1\n")
 
     async def story(compute):
@@ -158,7 +158,7 @@ def test_code_that_is_damaged_fails_its_call_alone(code):
     serve_calls(story)
 
 
-def test_a_node_that_could_not_unpack_the_code_is_sent_all_of_it_with_the_next_call(code):
+def test_node_that_failed_to_unpack_gets_all_code_with_the_next_call(code):
     sync = code.write(work="x = 1\n")
 
     async def story(compute):
@@ -166,7 +166,7 @@ def test_a_node_that_could_not_unpack_the_code_is_sent_all_of_it_with_the_next_c
         node.acts[SyncCode] = lambda order: CodeSynced(
             project=order.project, digest=order.digest, error="no space left"
         )
-        await bring(compute, client, sync, code)
+        await send_code_and_run(compute, client, sync, code)
         del node.acts[SyncCode]
         await compute.run(client, make_code_profile(code))
         assert len(node.find(SyncCode, digest=code.manifest.digest)) == 2
@@ -174,12 +174,12 @@ def test_a_node_that_could_not_unpack_the_code_is_sent_all_of_it_with_the_next_c
     serve_calls(story)
 
 
-def test_a_callable_by_name_runs_whatever_code_is_there(code):
+def test_callable_by_name_runs_the_current_code(code):
     sync = code.write(work="x = 1\n")
 
     async def story(compute):
         client, other = await compute.visit(), await compute.visit()
-        await bring(compute, client, sync, code)
+        await send_code_and_run(compute, client, sync, code)
         run = await compute.run(other, make_profile(digest="as is"))
         assert other.kinds(run.call) == ["results"]
 
@@ -204,8 +204,8 @@ def test_ranks_find_code_where_the_nodes_have_it(code):
     serve_calls(story)
 
 
-def test_code_of_a_call_that_was_cancelled_before_its_turn_is_asked_for_again(code):
-    """It never came into place: whoever calls next has to bring it."""
+def test_code_of_a_cancelled_waiting_call_is_requested_again(code):
+    """The code was never installed, so the next client has to send it."""
 
     async def story(compute):
         client = await compute.visit()
@@ -228,7 +228,7 @@ def test_code_of_a_call_that_was_cancelled_before_its_turn_is_asked_for_again(co
     serve_calls(story)
 
 
-def test_code_that_was_damaged_is_asked_for_again(code):
+def test_damaged_code_is_requested_again(code):
     order, body = code.write(work="x = 1\n")
 
     async def story(compute):
@@ -245,8 +245,8 @@ def test_code_that_was_damaged_is_asked_for_again(code):
     serve_calls(story)
 
 
-def test_code_that_is_promised_is_not_asked_for(code):
-    """It comes into place with a call that waits, before the turn of those behind it."""
+def test_code_of_a_waiting_call_is_not_requested_again(code):
+    """The waiting call installs the code before the calls behind it start."""
 
     async def story(compute):
         client, other = await compute.visit(), await compute.visit()

@@ -1,4 +1,4 @@
-"""Calls and computes that somebody ends: a client, a time limit, or nobody who calls."""
+"""Calls and computes ended by a client, a time limit or inactivity."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def until_ended(compute):
 # -- calls that are cancelled --------------------------------------------------------------------
 
 
-def test_a_call_that_waits_is_cancelled_and_never_runs():
+def test_cancelled_waiting_call_never_runs():
     async def story(compute):
         client, other = await compute.visit(), await compute.visit()
         first = client.call()
@@ -58,7 +58,7 @@ def test_a_call_that_waits_is_cancelled_and_never_runs():
 
 @BOTH
 @pytest.mark.parametrize("interrupt", [False, True])
-def test_the_ranks_of_a_call_that_is_cancelled_hear_a_signal(profile, interrupt):
+def test_ranks_of_a_cancelled_call_get_a_signal(profile, interrupt):
     async def story(compute):
         client = await compute.visit()
         await compute.run(client, profile)
@@ -77,7 +77,7 @@ def test_the_ranks_of_a_call_that_is_cancelled_hear_a_signal(profile, interrupt)
     serve_calls(story)
 
 
-def test_ranks_that_fail_because_they_were_ended_do_not_change_the_verdict():
+def test_ranks_that_fail_on_cancel_do_not_change_the_verdict():
     async def story(compute):
         client, node = await compute.visit(), compute.nodes[1]
         call = client.call()
@@ -102,7 +102,7 @@ def test_a_call_that_waits_for_a_node_is_cancelled():
     serve_calls(story, here=(0,))
 
 
-def test_to_cancel_a_call_that_has_ended_or_never_was_changes_nothing():
+def test_cancelling_an_ended_or_unknown_call_changes_nothing():
     async def story(compute):
         client = await compute.visit()
         run = await compute.run(client)
@@ -119,7 +119,7 @@ def test_to_cancel_a_call_that_has_ended_or_never_was_changes_nothing():
 
 
 @BOTH
-def test_a_call_that_takes_too_long_is_ended(profile):
+def test_call_over_its_time_limit_is_ended(profile):
     async def story(compute):
         client = await compute.visit()
         await compute.run(client, profile)
@@ -132,7 +132,7 @@ def test_a_call_that_takes_too_long_is_ended(profile):
     serve_calls(story)
 
 
-def test_the_time_that_a_call_waits_counts():
+def test_time_limit_includes_the_queue_time():
     async def story(compute):
         client = await compute.visit()
         first = client.call()
@@ -172,7 +172,7 @@ def test_a_compute_that_is_ended_ends_its_calls():
     serve_calls(story)
 
 
-def test_a_call_that_comes_while_the_compute_ends_is_for_the_next_one():
+def test_call_to_an_ending_compute_is_left_to_the_next_one():
     async def story(compute):
         client, node = await compute.visit(), compute.nodes[1]
         await compute.run(client, KEPT)
@@ -186,7 +186,7 @@ def test_a_call_that_comes_while_the_compute_ends_is_for_the_next_one():
     serve_calls(story)
 
 
-def test_a_compute_that_must_end_at_once_gives_its_ranks_no_time():
+def test_compute_cancelled_with_now_kills_its_ranks():
     async def story(compute):
         client = await compute.visit()
         run = await compute.given(client.call())
@@ -200,7 +200,7 @@ def test_a_compute_that_must_end_at_once_gives_its_ranks_no_time():
 # -- inactivity ----------------------------------------------------------------------------------
 
 
-def test_a_compute_that_nobody_calls_ends_well():
+def test_inactive_compute_succeeds():
     async def story(compute):
         client = await compute.visit()
         client.say(ConfigureCompute(ttl_s=0.05))
@@ -211,7 +211,7 @@ def test_a_compute_that_nobody_calls_ends_well():
     serve_calls(story)
 
 
-def test_the_plan_says_how_long_a_compute_stays():
+def test_plan_sets_the_inactivity_limit():
     async def story(compute):
         status, reason = await until_ended(compute)
         assert (status.phase, reason) == (Phase.SUCCEEDED, names.REASON_INACTIVE)
@@ -220,7 +220,7 @@ def test_the_plan_says_how_long_a_compute_stays():
 
 
 def test_a_compute_does_not_end_while_a_call_runs():
-    """The call's own limit is longer than the compute's, and what ends it."""
+    """The call's own time limit is longer than the compute's, and ends the call."""
 
     async def story(compute):
         client = await compute.visit()
@@ -235,18 +235,18 @@ def test_a_compute_does_not_end_while_a_call_runs():
     serve_calls(story)
 
 
-def test_a_client_may_have_a_compute_stay():
+def test_client_can_remove_the_inactivity_limit():
     async def story(compute):
         client = await compute.visit()
         client.say(ConfigureCompute(ttl_s=None))
         assert (await client.hear(ComputeInfo)).ttl_s is None
-        client.say(ConfigureCompute(env={"A": "1"}))  # which does not speak of it
+        client.say(ConfigureCompute(env={"A": "1"}))  # without ttl_s
         assert (await client.hear(ComputeInfo)).ttl_s is None
 
     serve_calls(story, ttl_s=100.0)
 
 
-def test_a_detached_call_ends_with_its_compute_too():
+def test_detached_call_ends_with_its_compute():
     async def story(compute):
         client = await compute.visit()
         call = client.call(make_profile(detach=True))

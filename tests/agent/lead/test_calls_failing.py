@@ -1,4 +1,4 @@
-"""Calls that fail: one rank ends the others, the verdict names the first, and the next call runs."""
+"""Calls that fail: one rank ends the others, the verdict names the first failure, and the next call runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from windlass.wire.messages.worlds import EndWorld, WorldCleared
 from windlass.wire.status import FailureKind
 
 KEPT = make_profile(slot="kept")
-# on ranks that are forked for it, that waited for it, or that are kept, from their first or a later call
+# on newly forked, spare or kept ranks, in their first or a later call
 RANKS = pytest.mark.parametrize(
     ("profile", "has_run"),
     [(make_profile(), False), (make_profile(), True), (KEPT, False), (KEPT, True)],
@@ -51,7 +51,7 @@ def test_a_rank_that_fails_ends_the_others(profile, has_run):
     serve_calls(story)
 
 
-def test_what_a_rank_raised_reaches_the_client_before_the_end():
+def test_exception_reaches_the_client_before_the_end():
     async def story(compute):
         client = await compute.visit()
         call = client.call()
@@ -67,7 +67,7 @@ def test_what_a_rank_raised_reaches_the_client_before_the_end():
     serve_calls(story)
 
 
-def test_the_verdict_names_the_rank_that_failed_first_whoever_is_heard_first():
+def test_verdict_names_the_first_failure_in_any_report_order():
     async def story(compute):
         client = await compute.visit()
         call = client.call()
@@ -82,8 +82,8 @@ def test_the_verdict_names_the_rank_that_failed_first_whoever_is_heard_first():
     serve_calls(story)
 
 
-def test_a_rank_that_lost_its_peer_is_not_blamed_for_it():
-    """It is heard first, and it failed first by its clock; the cause is waited for."""
+def test_rank_that_lost_its_peer_is_not_blamed():
+    """It failed first by its clock and is reported first, but the lead waits for the cause."""
 
     async def story(compute):
         client = await compute.visit()
@@ -150,7 +150,7 @@ def test_a_rank_that_dies_before_it_has_answered(profile, has_run, ending, kind,
     serve_calls(story)
 
 
-def test_the_answer_of_a_call_that_has_ended_is_nobodys():
+def test_answer_after_the_end_is_ignored():
     async def story(compute):
         client = await compute.visit()
         call = client.call()
@@ -164,7 +164,7 @@ def test_the_answer_of_a_call_that_has_ended_is_nobodys():
     serve_calls(story)
 
 
-def test_ranks_that_do_not_end_are_ended_by_force_and_their_node_is_given_up(monkeypatch):
+def test_node_whose_ranks_cannot_be_killed_is_given_up(monkeypatch):
     shorten(monkeypatch, clear_s=0.1)
 
     async def story(compute):
@@ -203,7 +203,7 @@ def test_a_node_that_is_lost_during_a_call_fails_it(profile, has_run):
     serve_calls(story)
 
 
-def test_a_node_that_is_lost_after_its_ranks_answered_is_not_missed():
+def test_node_lost_after_its_answers_does_not_fail_the_call():
     async def story(compute):
         client = await compute.visit()
         call = client.call()
@@ -217,7 +217,7 @@ def test_a_node_that_is_lost_after_its_ranks_answered_is_not_missed():
     serve_calls(story)
 
 
-def test_a_node_that_leaves_fails_the_call_and_says_why():
+def test_leaving_node_fails_the_call_with_its_reason():
     async def story(compute):
         client = await compute.visit()
         call = client.call()
@@ -262,7 +262,7 @@ def test_a_node_without_the_ranks_of_a_call_fails_it():
     serve_calls(story)
 
 
-def test_a_call_waits_for_a_node_that_is_not_there_and_fails_after_its_time():
+def test_call_fails_if_a_node_does_not_join_in_time():
     async def story(compute):
         client = await compute.visit()
         call = client.call(make_profile(launch_timeout_s=0.2))
@@ -270,13 +270,13 @@ def test_a_call_waits_for_a_node_that_is_not_there_and_fails_after_its_time():
         end = await client.end_of(call)
         assert end.verdict.kind is FailureKind.START_FAILED
         assert "node 1 did not join within 0.2 s (launch_timeout)" in end.verdict.message
-        await compute.run(client, make_profile(nodes=1))  # others need no such node
+        await compute.run(client, make_profile(nodes=1))  # calls without node 1 still run
 
     serve_calls(story, here=(0,))
 
 
-def test_calls_wait_for_node_0_too():
-    """Its lead is there before it."""
+def test_calls_wait_for_node_0():
+    """The lead starts before node 0 joins it."""
 
     async def story(compute):
         client = await compute.visit()
@@ -292,7 +292,7 @@ def test_calls_wait_for_node_0_too():
     serve_calls(story, here=())
 
 
-def test_a_node_that_comes_again_has_none_of_the_ranks_that_waited_there():
+def test_spare_ranks_of_a_replaced_node_are_not_used():
     async def story(compute):
         client = await compute.visit()
         await compute.run(client)
@@ -307,7 +307,7 @@ def test_a_node_that_comes_again_has_none_of_the_ranks_that_waited_there():
     serve_calls(story)
 
 
-def test_word_of_a_world_that_is_long_gone_changes_nothing():
+def test_reports_of_an_old_world_are_ignored():
     async def story(compute):
         client = await compute.visit()
         old = await compute.run(client)

@@ -1,4 +1,4 @@
-"""Where the ranks of calls meet: in a store that all worlds share, or at ports that are held for them."""
+"""Rendezvous of the ranks of calls: in a store that all worlds share, or at ports reserved for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEPT = make_profile(slot="kept")
 TORCH = make_profile(framework="pytorch", store=True, preload=["torch"])
 
 
-def test_the_ranks_of_all_worlds_meet_in_one_store_each_call_in_a_part_of_its_own():
+def test_worlds_share_a_store_with_a_part_for_each_call():
     async def story(compute):
         client = await compute.visit()
         first, second = await compute.run(client, TORCH), await compute.run(client, TORCH)
@@ -26,7 +26,7 @@ def test_the_ranks_of_all_worlds_meet_in_one_store_each_call_in_a_part_of_its_ow
     serve_calls(story)
 
 
-def test_kept_ranks_are_told_where_they_meet_once():
+def test_kept_ranks_get_their_meeting_once():
     async def story(compute):
         client = await compute.visit()
         kept = TORCH.replaced(slot="kept")
@@ -37,7 +37,7 @@ def test_kept_ranks_are_told_where_they_meet_once():
     serve_calls(story)
 
 
-def test_a_store_that_has_served_for_long_is_renewed_when_nobody_uses_it(monkeypatch):
+def test_unused_store_is_renewed_after_many_calls(monkeypatch):
     shorten(monkeypatch, calls_per_store=2)
 
     async def story(compute):
@@ -54,7 +54,7 @@ def test_a_store_that_has_served_for_long_is_renewed_when_nobody_uses_it(monkeyp
     serve_calls(story)
 
 
-def test_a_store_whose_process_is_gone_is_opened_again():
+def test_store_with_a_dead_process_is_reopened():
     async def story(compute):
         client, node = await compute.visit(), compute.nodes[0]
         await compute.run(client, TORCH)
@@ -66,7 +66,7 @@ def test_a_store_whose_process_is_gone_is_opened_again():
     serve_calls(story)
 
 
-def test_where_there_can_be_no_store_rank_0_opens_one_at_a_port_that_is_held_for_it():
+def test_rank_0_opens_a_store_at_a_reserved_port_if_the_agent_cannot():
     async def story(compute):
         node = compute.nodes[0]
         node.acts[OpenStore] = lambda order: StoreReady(number=order.number, port=0)
@@ -79,8 +79,8 @@ def test_where_there_can_be_no_store_rank_0_opens_one_at_a_port_that_is_held_for
 
 
 @pytest.mark.parametrize("how", ["it is renewed", "it is gone"])
-def test_a_port_that_was_held_in_place_of_a_store_is_let_go_with_it(monkeypatch, how):
-    """`serve_calls` finds what is left open."""
+def test_reserved_port_is_released_with_its_store(monkeypatch, how):
+    """`serve_calls` detects sockets that are left open."""
     shorten(monkeypatch, calls_per_store=1 if how == "it is renewed" else 1000)
 
     async def story(compute):
@@ -96,8 +96,8 @@ def test_a_port_that_was_held_in_place_of_a_store_is_let_go_with_it(monkeypatch,
     serve_calls(story)
 
 
-def test_ranks_without_a_store_meet_at_ports_of_their_own():
-    """The port of a world that is kept is nobody else's."""
+def test_worlds_without_a_store_have_their_own_ports():
+    """The port of a kept world is not used for another one."""
 
     async def story(compute):
         client = await compute.visit()

@@ -1,4 +1,4 @@
-"""Calls at a lead: first come, first served, one at a time, each on ranks that nobody else has."""
+"""Order of calls at a lead: first come, first served, one at a time, each on its own ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from windlass.wire.status import Phase
 KEPT = make_profile(slot="kept")
 
 
-def test_a_call_is_given_to_its_ranks_and_its_answers_to_the_client():
+def test_call_reaches_its_ranks_and_answers_reach_the_client():
     async def story(compute):
         client = await compute.visit()
         call = client.call(body=b"what is called")
@@ -30,22 +30,22 @@ def test_a_call_is_given_to_its_ranks_and_its_answers_to_the_client():
         run.answer(0, b"zero")
         assert (await client.end_of(call)).state == "returned"
         assert client.values(call) == {0: b"zero", 1: b"one"}
-        assert client.kinds(call) == ["results"]  # one frame: nobody had to wait
+        assert client.kinds(call) == ["results"]  # all in one frame, because the call did not wait
 
     serve_calls(story)
 
 
-def test_calls_run_in_the_order_in_which_they_came_whoever_asked():
+def test_calls_of_all_clients_run_in_arrival_order():
     async def story(compute):
         one, other = await compute.visit(), await compute.visit()
         first = one.call()
         run = await compute.given(first)
         second = other.call()
-        told = await other.hear(CallQueued, id=second)
-        assert (told.ahead, told.first) == (1, first)
+        queued = await other.hear(CallQueued, id=second)
+        assert (queued.ahead, queued.first) == (1, first)
         third = one.call()
-        told = await one.hear(CallQueued, id=third)
-        assert (told.ahead, told.first) == (2, first)
+        queued = await one.hear(CallQueued, id=third)
+        assert (queued.ahead, queued.first) == (2, first)
         order = [first]
         while len(order) < 3:
             run.finish()
@@ -61,7 +61,7 @@ def test_calls_run_in_the_order_in_which_they_came_whoever_asked():
     serve_calls(story)
 
 
-def test_the_status_of_a_call_says_how_many_are_before_it():
+def test_status_of_a_call_counts_the_calls_before_it():
     async def story(compute):
         client = await compute.visit()
         first, second = client.call(), client.call()
@@ -85,7 +85,7 @@ def test_the_status_of_a_call_says_how_many_are_before_it():
     serve_calls(story)
 
 
-def test_a_call_waits_for_the_ranks_of_the_one_before_to_be_gone():
+def test_call_waits_until_the_previous_ranks_have_exited():
     async def story(compute):
         node = compute.nodes[1]
         del node.acts[EndWorld]
@@ -105,8 +105,8 @@ def test_a_call_waits_for_the_ranks_of_the_one_before_to_be_gone():
     serve_calls(story)
 
 
-def test_kept_ranks_take_a_call_without_the_queue():
-    """Nothing is forked, nobody is told to wait, and the answer is all that is said."""
+def test_kept_ranks_run_a_call_without_queueing():
+    """No rank is forked, no wait is reported, and the answer is the only message."""
 
     async def story(compute):
         client = await compute.visit()
@@ -125,7 +125,7 @@ def test_kept_ranks_take_a_call_without_the_queue():
     serve_calls(story)
 
 
-def test_kept_ranks_take_one_call_at_a_time_too():
+def test_kept_ranks_run_one_call_at_a_time():
     async def story(compute):
         client = await compute.visit()
         kept = await compute.run(client, KEPT)
@@ -141,7 +141,7 @@ def test_kept_ranks_take_one_call_at_a_time_too():
 
 
 @pytest.mark.parametrize("profile", [make_profile(), KEPT], ids=["fresh", "kept"])
-def test_a_client_that_hung_up_is_not_missed_and_its_call_goes_on(profile):
+def test_call_continues_after_its_client_disconnects(profile):
     async def story(compute):
         leaving, staying = await compute.visit(), await compute.visit()
         call = leaving.call(profile)
@@ -155,7 +155,7 @@ def test_a_client_that_hung_up_is_not_missed_and_its_call_goes_on(profile):
     serve_calls(story)
 
 
-def test_of_a_call_that_collects_its_head_rank_0_alone_is_told():
+def test_collect_head_sends_only_rank_0():
     async def story(compute):
         client = await compute.visit()
         call = client.call(make_profile(collect="head"))

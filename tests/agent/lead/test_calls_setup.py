@@ -1,4 +1,4 @@
-"""Setting up the nodes of a compute: before a call that needs it, once, and what happens where it fails."""
+"""Setup of a compute's nodes: once, before the first call that needs it, and what a failure means."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEPT = make_profile(slot="kept")
 STEP = PipStep(packages=("x",))
 
 
-def test_the_steps_of_the_plan_are_run_before_the_first_call_and_once():
+def test_plan_steps_run_once_before_the_first_call():
     async def story(compute):
         client = await compute.visit()
         for _ in range(2):
@@ -32,7 +32,7 @@ def test_the_steps_of_the_plan_are_run_before_the_first_call_and_once():
     serve_calls(story, steps=(STEP,))
 
 
-def test_a_call_waits_while_nodes_are_set_up_and_its_client_reads_along():
+def test_call_waits_for_the_setup_and_its_client_gets_the_output():
     async def story(compute):
         client, node = await compute.visit(), compute.nodes[1]
         del node.acts[SetUpNode]
@@ -49,7 +49,7 @@ def test_a_call_waits_while_nodes_are_set_up_and_its_client_reads_along():
     serve_calls(story, steps=(STEP,))
 
 
-def test_a_step_that_fails_fails_the_call_and_is_tried_again_with_the_next():
+def test_failed_step_fails_the_call_and_is_retried():
     async def story(compute):
         client, node = await compute.visit(), compute.nodes[1]
         obey = node.acts[SetUpNode]
@@ -80,7 +80,7 @@ def test_a_call_is_cancelled_while_nodes_are_set_up():
     serve_calls(story, steps=(STEP,))
 
 
-def test_what_a_client_configures_reaches_nodes_with_the_next_call_on_new_ranks(monkeypatch):
+def test_configuration_reaches_nodes_with_the_next_call(monkeypatch):
     monkeypatch.setenv("KNOWN", "as here")
 
     async def story(compute):
@@ -97,14 +97,14 @@ def test_what_a_client_configures_reaches_nodes_with_the_next_call_on_new_ranks(
         [order] = node.find(SetUpNode)
         assert (order.env, order.hidden) == ({"A": "1", "B": None}, {"TOKEN": "s3cret"})
         assert run.world != kept.world
-        client.say(ConfigureCompute(env={"A": "1", "B": None}))  # nothing new
+        client.say(ConfigureCompute(env={"A": "1", "B": None}))  # unchanged
         again = await compute.run(client, KEPT)
         assert again.world == run.world
 
     serve_calls(story)
 
 
-def test_a_node_that_comes_later_is_set_up_too():
+def test_new_node_is_set_up():
     async def story(compute):
         client = await compute.visit()
         await compute.run(client)

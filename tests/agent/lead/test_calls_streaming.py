@@ -1,4 +1,4 @@
-"""Calls that stream: what rank 0 yields reaches all who listen, in order, no faster than they read."""
+"""Calls that stream: items of rank 0 reach all listeners in order, and no faster than they read."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from windlass.wire.status import FailureKind
 STREAM = make_profile(stream=True)
 
 
-def give(run, body, **fields):
-    """Rank 0 yields something."""
+def yield_item(run, body, **fields):
+    """Send an item that rank 0 yielded."""
     run.ranks[0].say(CallItem(call=run.call, sizes=[len(body)], at_s=1.0, **fields), body)
 
 
 def items(client, call):
-    """What a client was told of a stream, in order."""
+    """Return the items of a stream that a client received, in order."""
     return [body for m, body in client.heard if type(m) is CallResult and m.id == call]
 
 
-def test_items_come_in_order_and_at_once():
+def test_items_arrive_in_order_and_immediately():
     async def story(compute):
         client = await compute.visit()
         call = client.call(STREAM)
         run = await compute.given(call)
         for number in range(5):
-            give(run, b"%d" % number)
+            yield_item(run, b"%d" % number)
             message = await client.hear(CallResult, id=call)
-            assert not message.state  # it goes on
+            assert not message.state  # an empty state means the stream continues
             assert message.rank == 0
         run.finish()
         assert (await client.end_of(call)).state == "returned"
@@ -49,11 +49,11 @@ def test_items_come_in_order_and_at_once():
     serve_calls(story)
 
 
-def test_a_stream_that_waits_goes_on_when_its_readers_have_caught_up():
+def test_waiting_stream_resumes_when_its_readers_have_caught_up():
     async def story(compute):
         client = await compute.visit()
         run = await compute.given(client.call(STREAM))
-        give(run, b"much", waits=True)
+        yield_item(run, b"much", waits=True)
         for node in compute.nodes.values():
             assert (await node.hear(SendMore)).world == run.world
         run.finish()
@@ -73,7 +73,7 @@ def test_a_stream_waits_for_a_reader_that_does_not_read():
         ):
             writer.write(render_frame(message))
         run = await compute.given("slow")
-        give(run, b"x" * (8 << 20), waits=True)
+        yield_item(run, b"x" * (8 << 20), waits=True)
         await other.info()
         assert compute.nodes[0].find(SendMore) == []
         while not compute.nodes[0].find(SendMore):
@@ -86,16 +86,16 @@ def test_a_stream_waits_for_a_reader_that_does_not_read():
     serve_calls(story)
 
 
-def test_who_comes_later_is_told_what_came_before_and_what_comes():
+def test_late_client_gets_earlier_and_later_items():
     async def story(compute):
         first, second = await compute.visit(), await compute.visit()
         call = first.call(STREAM)
         run = await compute.given(call)
-        give(run, b"one")
+        yield_item(run, b"one")
         await first.hear(CallResult)
         second.say(AttendCall(id=call))
         await second.hear(CallAccepted, id=call)
-        give(run, b"two")
+        yield_item(run, b"two")
         run.finish()
         for client in (first, second):
             assert (await client.end_of(call)).state == "returned"
@@ -104,14 +104,14 @@ def test_who_comes_later_is_told_what_came_before_and_what_comes():
     serve_calls(story)
 
 
-def test_a_large_item_is_told_by_its_file_on_one_machine():
+def test_large_item_is_sent_as_a_path_on_one_machine():
     async def story(compute):
         client = await compute.visit()
         call = client.call(STREAM)
         run = await compute.given(call)
         path = compute.spill / "item"
         path.write_bytes(b"large")
-        give(run, b"", file=str(path))
+        yield_item(run, b"", file=str(path))
         assert (await client.hear(CallResult, id=call)).file == str(path)
         run.finish()
         await client.end_of(call)
@@ -119,7 +119,7 @@ def test_a_large_item_is_told_by_its_file_on_one_machine():
     serve_calls(story)
 
 
-def test_a_stream_to_which_nobody_listens_is_ended(monkeypatch):
+def test_stream_without_listeners_is_ended(monkeypatch):
     shorten(monkeypatch, abandoned_s=0.05)
 
     async def story(compute):
@@ -136,8 +136,8 @@ def test_a_stream_to_which_nobody_listens_is_ended(monkeypatch):
     serve_calls(story)
 
 
-def test_a_stream_to_which_another_client_listens_goes_on(monkeypatch):
-    """Until its own limit, which is longer than it takes to be abandoned."""
+def test_stream_with_another_listener_continues(monkeypatch):
+    """The time limit, which is longer than the abandonment limit, ends the call."""
     shorten(monkeypatch, abandoned_s=0.01)
 
     async def story(compute):
@@ -152,7 +152,7 @@ def test_a_stream_to_which_another_client_listens_goes_on(monkeypatch):
     serve_calls(story)
 
 
-def test_items_of_a_call_that_has_ended_are_nobodys_and_their_files_go():
+def test_items_after_the_end_are_ignored_and_their_files_deleted():
     async def story(compute):
         client = await compute.visit()
         run = await compute.given(client.call(STREAM))
@@ -160,7 +160,7 @@ def test_items_of_a_call_that_has_ended_are_nobodys_and_their_files_go():
         await client.end_of(run.call)
         path = compute.spill / "item"
         path.write_bytes(b"late")
-        give(run, b"", file=str(path))
+        yield_item(run, b"", file=str(path))
         await client.info()
         assert not path.exists()
         assert items(client, run.call) == []

@@ -1,4 +1,4 @@
-"""The worlds of a compute: forked for a call, for the next one, or kept; and which ranks they have."""
+"""Worlds of a compute, forked for a call, for the next call, or kept, and their ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OBJECT = make_profile(slot="kept", instance="object-1")
 # -- spare worlds --------------------------------------------------------------------------------
 
 
-def test_while_a_call_runs_the_ranks_of_the_next_one_are_forked():
+def test_ranks_of_the_next_call_are_forked_while_a_call_runs():
     async def story(compute):
         client = await compute.visit()
         call = client.call()
@@ -36,7 +36,7 @@ def test_while_a_call_runs_the_ranks_of_the_next_one_are_forked():
     serve_calls(story)
 
 
-def test_spare_ranks_take_a_call_that_differs_in_nothing_they_were_forked_with():
+def test_spare_ranks_run_a_call_with_the_same_fork_settings():
     async def story(compute):
         client = await compute.visit()
         await compute.run(client, make_profile())
@@ -63,7 +63,7 @@ def test_spare_ranks_take_a_call_that_differs_in_nothing_they_were_forked_with()
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_spare_ranks_that_do_not_fit_a_call_make_room(changes):
+def test_spare_ranks_that_do_not_fit_are_killed(changes):
     async def story(compute):
         client = await compute.visit()
         await compute.run(client, make_profile())
@@ -92,7 +92,7 @@ def test_ranks_are_counted_over_the_nodes():
     serve_calls(story, nodes=3)
 
 
-def test_chosen_ranks_are_a_world_of_their_own():
+def test_chosen_ranks_form_their_own_world():
     async def story(compute):
         client = await compute.visit()
         run = await compute.given(client.call(make_profile(nodes=3, procs=2, ranks=[3, 4, 5])))
@@ -105,7 +105,7 @@ def test_chosen_ranks_are_a_world_of_their_own():
     serve_calls(story, nodes=3)
 
 
-def test_ranks_that_are_not_there_fail_the_call_and_the_next_one_runs():
+def test_unknown_ranks_fail_the_call_and_the_next_one_runs():
     async def story(compute):
         client = await compute.visit()
         end = await client.end_of(client.call(make_profile(ranks=[7])))
@@ -117,7 +117,7 @@ def test_ranks_that_are_not_there_fail_the_call_and_the_next_one_runs():
     serve_calls(story)
 
 
-def test_ranks_find_what_the_client_says():
+def test_ranks_are_forked_with_the_settings_of_the_client():
     async def story(compute):
         client = await compute.visit()
         profile = make_profile(env={"A": "1"}, preload=["json"], start="spawn", slot="kept")
@@ -134,7 +134,7 @@ def test_ranks_find_what_the_client_says():
 # -- kept worlds ---------------------------------------------------------------------------------
 
 
-def test_kept_ranks_of_another_shape_are_gone_before_others_are_forked_in_their_place():
+def test_kept_ranks_of_another_shape_exit_before_new_ones_are_forked():
     async def story(compute):
         client = await compute.visit()
         kept = await compute.run(client, KEPT)
@@ -148,7 +148,7 @@ def test_kept_ranks_of_another_shape_are_gone_before_others_are_forked_in_their_
     serve_calls(story)
 
 
-def test_worlds_in_different_slots_stay_beside_each_other():
+def test_worlds_in_different_slots_coexist():
     async def story(compute):
         client = await compute.visit()
         worlds = {}
@@ -160,7 +160,7 @@ def test_worlds_in_different_slots_stay_beside_each_other():
     serve_calls(story)
 
 
-def test_kept_ranks_are_told_when_the_code_has_changed():
+def test_kept_ranks_reload_when_the_code_has_changed():
     async def story(compute):
         client = await compute.visit()
         reloads = []
@@ -201,7 +201,7 @@ def test_an_object_is_made_once_and_then_called():
     serve_calls(story)
 
 
-def test_an_object_that_is_made_anew_takes_the_place_of_the_one_before():
+def test_recreated_object_replaces_the_previous_one():
     async def story(compute):
         client = await compute.visit()
         worlds = []
@@ -219,7 +219,7 @@ def test_an_object_that_is_made_anew_takes_the_place_of_the_one_before():
     serve_calls(story)
 
 
-def test_an_object_that_went_with_its_ranks_is_asked_for_again():
+def test_object_lost_with_its_ranks_is_requested_again():
     async def story(compute):
         client = await compute.visit()
         make_and_call(client, "first")
@@ -239,7 +239,7 @@ def test_an_object_that_went_with_its_ranks_is_asked_for_again():
     serve_calls(story)
 
 
-def test_an_object_that_goes_while_a_call_waits_is_asked_for_when_its_turn_comes():
+def test_object_lost_while_a_call_waits_is_requested_at_its_turn():
     async def story(compute):
         client = await compute.visit()
         make_and_call(client, "first")
@@ -279,7 +279,7 @@ def test_a_compute_grows_and_the_next_call_uses_all_of_it():
     serve_calls(story)
 
 
-def test_a_compute_shrinks_and_those_beyond_are_told_to_end():
+def test_shrinking_ends_the_nodes_beyond_the_new_size():
     async def story(compute):
         client = await compute.visit()
         client.say(ScaleNodes(nodes=1))
@@ -294,8 +294,8 @@ def test_a_compute_shrinks_and_those_beyond_are_told_to_end():
     serve_calls(story, nodes=3)
 
 
-def test_a_call_for_more_nodes_than_the_lead_knows_of_makes_room_for_them():
-    """An earlier lead of the compute knew of them."""
+def test_call_for_more_nodes_than_known_grows_the_compute():
+    """An earlier lead of the compute has added the other nodes."""
 
     async def story(compute):
         client = await compute.visit()

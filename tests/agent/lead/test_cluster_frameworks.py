@@ -1,4 +1,4 @@
-"""A framework with processes of its own on all nodes: when they are opened, what their loss means."""
+"""Frameworks with their own processes on all nodes: when they start, and what losing one means."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ RAY = {"framework": "ray", "procs": 1, "only_first": True, "sizes": SIZES, "node
 AT = {"port": 6379, "address": "127.0.0.2"}
 
 
-def opens(nodes, index, order):
-    """A node that does what it is told."""
+def obey_order(nodes, index, order):
+    """Act as a node that follows its orders."""
     if order["type"] == "open_store":
         nodes.say(index, "store", number=order["number"], **AT)
     elif order["type"] == "stop":
@@ -29,7 +29,7 @@ def opens(nodes, index, order):
 
 def test_node_0_opens_the_others_join_and_then_the_one_rank_starts(tmp_path):
     def acts(nodes, index, order):
-        opens(nodes, index, order)
+        obey_order(nodes, index, order)
         if order["type"] == "start":
             nodes.succeed(index)
 
@@ -53,12 +53,12 @@ def test_node_0_opens_the_others_join_and_then_the_one_rank_starts(tmp_path):
     assert (start["address"], start["port"], start["has_store"]) == ("127.0.0.2", 6379, True)
 
 
-def test_one_that_cannot_start_ends_the_job_before_any_rank_starts(tmp_path):
+def test_process_that_cannot_start_ends_the_job_before_any_rank_starts(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "open_store" and index == 2:
             nodes.say(2, "store", number=0, port=0, error="Ray is not installed on node 2 -> pip")
             return
-        opens(nodes, index, order)
+        obey_order(nodes, index, order)
 
     status, nodes = lead_through(tmp_path, acts, **RAY)
     assert status.verdict.kind is FailureKind.START_FAILED
@@ -67,12 +67,12 @@ def test_one_that_cannot_start_ends_the_job_before_any_rank_starts(tmp_path):
     assert "stop" in nodes.kinds(1)
 
 
-def test_a_lost_worker_is_said_and_started_again(tmp_path):
+def test_lost_worker_is_reported_and_restarted(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start":
             nodes.say(1, "store_gone", number=0)
             return
-        opens(nodes, index, order)
+        obey_order(nodes, index, order)
         if nodes.kinds(1).count("open_store") == 2 and index == 1:
             nodes.succeed(0)
 
@@ -82,7 +82,7 @@ def test_a_lost_worker_is_said_and_started_again(tmp_path):
     assert ("warning", "ClusterNodeLost") in reasons(status)
 
 
-def test_one_that_cannot_be_started_again_is_said(tmp_path):
+def test_worker_that_cannot_be_restarted_is_reported(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start":
             nodes.say(1, "store_gone", number=0)
@@ -90,7 +90,7 @@ def test_one_that_cannot_be_started_again_is_said(tmp_path):
             nodes.say(1, "store", number=0, port=0, error="no room for its objects")
             nodes.succeed(0)
         else:
-            opens(nodes, index, order)
+            obey_order(nodes, index, order)
 
     status, _ = lead_through(tmp_path, acts, **RAY)
     assert status.phase is Phase.SUCCEEDED
@@ -98,8 +98,8 @@ def test_one_that_cannot_be_started_again_is_said(tmp_path):
     assert "job-1-node-1 is missing: no room for its objects" in told
 
 
-def test_whoever_joins_while_an_attempt_is_ended_is_told_to_leave_its_cluster(tmp_path):
-    """It was told to join what is no more, and the next one wants the same ports."""
+def test_node_that_joins_a_stopping_attempt_must_close_its_cluster(tmp_path):
+    """It was ordered to join a cluster that has ended, and the next one needs the same ports."""
 
     def acts(nodes, index, order):
         if order["type"] == "stop" and index == 0 and order["world"] == 0:
@@ -108,7 +108,7 @@ def test_whoever_joins_while_an_attempt_is_ended_is_told_to_leave_its_cluster(tm
             nodes.lead.lose(1, "its pod is gone")
             nodes.end(0, "raised", 0, error=ErrorInfo(type="E", message="lost"))
             return
-        opens(nodes, index, order)
+        obey_order(nodes, index, order)
         if order["type"] == "start":
             nodes.succeed(0)
 
@@ -123,13 +123,13 @@ def test_whoever_joins_while_an_attempt_is_ended_is_told_to_leave_its_cluster(tm
     ]
 
 
-def test_whoever_comes_in_the_place_of_a_lost_node_joins_too(tmp_path):
+def test_replacement_of_a_lost_node_joins_the_cluster(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start":
             nodes.lead.lose(1, "its pod is gone")
             nodes.join(1)
             return
-        opens(nodes, index, order)
+        obey_order(nodes, index, order)
         if nodes.kinds(1).count("open_store") == 2 and index == 1:
             nodes.succeed(0)
 
@@ -140,7 +140,7 @@ def test_whoever_comes_in_the_place_of_a_lost_node_joins_too(tmp_path):
 
 def test_a_lost_head_ends_the_attempt_and_the_next_has_a_cluster_of_its_own(tmp_path):
     def acts(nodes, index, order):
-        opens(nodes, index, order)
+        obey_order(nodes, index, order)
         if order["type"] == "start" and order["attempt"] == 0:
             nodes.say(0, "store_gone", number=0)
         elif order["type"] == "start":
@@ -155,19 +155,19 @@ def test_a_lost_head_ends_the_attempt_and_the_next_has_a_cluster_of_its_own(tmp_
     assert len(secrets) == 2
 
 
-# -- in pods, where the head's port is known -----------------------------------------------------
+# -- pods, where the head's port is known ----------------------------------------------------------
 
 POD = "10.0.0.7"
 
 
-def test_in_pods_workers_start_while_the_head_does_and_the_rank_waits_for_both(tmp_path):
+def test_in_pods_workers_start_beside_the_head_and_the_rank_waits(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "open_store" and index == 0:
             return
-        opens(nodes, index, order)
+        obey_order(nodes, index, order)
         joined = [i for i, o in nodes.orders if o["type"] == "open_store" and i]
         if order["type"] == "open_store" and joined == [1, 2]:
-            assert nodes.starts() == [], "workers are there, and the head is not"
+            assert nodes.starts() == [], "workers are ready, and the head is not"
             nodes.say(0, "store", number=0, port=6379, address=POD)
         if order["type"] == "start":
             nodes.succeed(index)
@@ -178,7 +178,7 @@ def test_in_pods_workers_start_while_the_head_does_and_the_rank_waits_for_both(t
     assert [(order["address"], order["port"]) for order in told] == [(POD, 6379)] * 2
 
 
-def test_in_pods_workers_that_wait_for_a_head_that_cannot_start_are_told(tmp_path):
+def test_in_pods_workers_are_closed_if_the_head_cannot_start(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "open_store" and index == 0:
             nodes.say(0, "store", number=0, port=0, error="Ray is not installed on node 0 -> pip")
@@ -190,7 +190,7 @@ def test_in_pods_workers_that_wait_for_a_head_that_cannot_start_are_told(tmp_pat
     assert [nodes.kinds(index).count("close_store") for index in (1, 2)] == [1, 1]
 
 
-def test_in_pods_the_next_cluster_is_waited_for_since_the_last_one_may_still_be_at_its_port(
+def test_in_pods_workers_wait_for_the_next_head_at_the_same_port(
     tmp_path,
 ):
     def acts(nodes, index, order):
@@ -198,7 +198,7 @@ def test_in_pods_the_next_cluster_is_waited_for_since_the_last_one_may_still_be_
             assert nodes.kinds(1).count("open_store") == 1
             nodes.say(0, "store", number=1, port=6379, address=POD)
             return
-        opens(nodes, index, order)
+        obey_order(nodes, index, order)
         if order["type"] == "start" and order["attempt"] == 0:
             nodes.say(0, "store_gone", number=0)
         elif order["type"] == "start":
@@ -209,7 +209,7 @@ def test_in_pods_the_next_cluster_is_waited_for_since_the_last_one_may_still_be_
     assert nodes.kinds(1).count("open_store") == 2
 
 
-# -- one that needs all of its nodes -------------------------------------------------------------
+# -- a framework that needs all of its nodes -------------------------------------------------------
 
 MONARCH = {**RAY, "framework": "monarch"}
 
@@ -230,9 +230,7 @@ def lose_node(nodes):
         (lose_node, FailureKind.LOST_NODE, {"replaces": True}),
     ],
 )
-def test_one_lost_worker_ends_the_attempt_and_the_next_has_a_mesh_of_its_own(
-    tmp_path, lose, kind, budget
-):
+def test_lost_worker_ends_the_attempt_and_the_next_has_a_new_mesh(tmp_path, lose, kind, budget):
     def acts(nodes, index, order):
         if order["type"] == "open_store":
             address = f"ipc:///{order['number']}/{index}"
@@ -258,14 +256,14 @@ def test_one_lost_worker_ends_the_attempt_and_the_next_has_a_mesh_of_its_own(
 CALL = make_profile(framework="ray", store=True, sizes=SIZES)
 
 
-def obey(compute):
+def accept_stores(compute):
     for node in compute.nodes.values():
         node.acts[OpenStore] = lambda order: StoreReady(number=order.number, **AT)
 
 
 def test_calls_share_one_cluster_until_it_is_lost_or_another_is_asked_for():
     async def story(compute):
-        obey(compute)
+        accept_stores(compute)
         client, nodes = await compute.visit(), compute.nodes
         first = await compute.run(client, CALL)
         await compute.run(client, CALL)
@@ -274,7 +272,7 @@ def test_calls_share_one_cluster_until_it_is_lost_or_another_is_asked_for():
         assert nodes[1].find(RunCall) == []
         number = nodes[0].find(OpenStore)[0].number
         nodes[0].say(StoreGone(number=number))
-        await until(lambda: nodes[1].find(CloseStore) != [], "workers are closed, too")
+        await until(lambda: nodes[1].find(CloseStore) != [], "workers are closed")
         await compute.run(client, CALL)
         assert [len(nodes[i].find(OpenStore)) for i in (0, 1)] == [2, 2]
         larger = CALL.replaced(sizes=NodeSizes(others=NodeSize(gpus=2)))
@@ -286,7 +284,7 @@ def test_calls_share_one_cluster_until_it_is_lost_or_another_is_asked_for():
 
 def test_a_cluster_ends_on_all_nodes_before_some_are_set_up_again():
     async def story(compute):
-        obey(compute)
+        accept_stores(compute)
         client, nodes = await compute.visit(), compute.nodes
         await compute.run(client, CALL)
         number = nodes[0].find(OpenStore)[0].number
@@ -302,9 +300,9 @@ def test_a_cluster_ends_on_all_nodes_before_some_are_set_up_again():
     serve_calls(story)
 
 
-def test_a_call_whose_head_is_lost_says_so():
+def test_call_with_a_lost_head_names_it():
     async def story(compute):
-        obey(compute)
+        accept_stores(compute)
         client, node = await compute.visit(), compute.nodes[0]
         call = client.call(CALL)
         await compute.given(call)
@@ -316,9 +314,9 @@ def test_a_call_whose_head_is_lost_says_so():
     serve_calls(story)
 
 
-def test_a_call_does_not_start_where_a_node_cannot():
+def test_call_fails_if_a_node_cannot_start_its_process():
     async def story(compute):
-        obey(compute)
+        accept_stores(compute)
         compute.nodes[1].acts[OpenStore] = lambda order: StoreReady(
             number=order.number, port=0, error="node 1 needs 1 GPU(s) but has 0"
         )
@@ -326,24 +324,24 @@ def test_a_call_does_not_start_where_a_node_cannot():
         verdict = (await client.end_of(client.call(CALL))).verdict
         assert (verdict.kind, verdict.node) == (FailureKind.START_FAILED, 1)
         assert "node 1 needs 1 GPU" in verdict.message
-        obey(compute)
+        accept_stores(compute)
         await compute.run(client, CALL)
 
     serve_calls(story)
 
 
-def test_a_call_whose_node_is_lost_while_workers_start_begins_again_with_the_next():
+def test_call_restarts_with_the_replacement_of_a_node_lost_at_the_start():
     async def story(compute):
         compute.nodes[0].acts[OpenStore] = lambda order: StoreReady(
             number=order.number, port=0, address="ipc:///0"
         )
-        compute.nodes[1].acts.pop(OpenStore, None)  # it takes its time
+        compute.nodes[1].acts.pop(OpenStore, None)  # node 1 does not reply yet
         client = await compute.visit()
         call = client.call(make_profile(framework="monarch", store=True, sizes=SIZES))
-        await until(lambda: compute.nodes[1].find(OpenStore) != [], "node 1 is to start its own")
+        await until(lambda: compute.nodes[1].find(OpenStore) != [], "node 1 has its order")
         await compute.drop(1)
         await compute.join(1)
-        obey(compute)
+        accept_stores(compute)
         await compute.given(call)
         assert len(compute.nodes[0].find(OpenStore)) == 2
 

@@ -1,4 +1,4 @@
-"""Verdicts: the first failure is blamed, its class is right, and the next command is named."""
+"""Verdicts: they blame the first failure, classify it correctly, and name the next command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spec.strategies import error_infos
 
-from windlass.agent.lead.verdicts import choose_first, make_verdict, signal_name
+from windlass.agent.lead.attempt import choose_first, make_verdict, signal_name
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Script
@@ -64,7 +64,7 @@ def test_any_outcomes_have_a_verdict_exactly_when_one_failed(found):
 
 @settings(deadline=None)
 @given(outcomes, st.randoms())
-def test_the_order_in_which_they_are_heard_of_does_not_matter(found, random):
+def test_report_order_does_not_matter(found, random):
     shuffled = list(found)
     random.shuffle(shuffled)
     assert choose_first(PLAN, shuffled) == choose_first(PLAN, found)
@@ -89,7 +89,7 @@ def test_the_earliest_is_blamed():
         "Connection refused",
     ],
 )
-def test_who_only_lost_its_peer_is_blamed_last(message):
+def test_rank_that_lost_its_peer_is_blamed_last(message):
     lost_peer = outcome(
         0, "raised", 1.0, error=error("torch.distributed.DistNetworkError", message)
     )
@@ -102,7 +102,7 @@ def test_ties_go_to_the_lowest_rank():
     assert choose_first(PLAN, [outcome(2, "killed"), outcome(1, "killed")]).rank == 1
 
 
-def test_who_returned_or_was_stopped_did_not_fail():
+def test_returned_and_stopped_ranks_did_not_fail():
     assert choose_first(PLAN, [outcome(0, "returned"), outcome(1, "stopped")]) is None
     assert make_verdict(PLAN, [outcome(0, "returned")], attempt=0) is None
 
@@ -180,7 +180,7 @@ def test_class_and_message(first, kind, message):
     assert verdict.rank == first.rank
 
 
-def test_a_verdict_says_where_when_and_what_became_of_the_others():
+def test_verdict_has_place_time_and_states_of_the_others():
     found = [
         outcome(0, "returned"),
         outcome(1, "stopped"),
@@ -205,7 +205,7 @@ def test_a_verdict_says_where_when_and_what_became_of_the_others():
         ("something else", "windlass logs job-1 --rank 0"),
     ],
 )
-def test_a_missing_module_says_how_to_get_it(message, command):
+def test_missing_module_suggests_its_installation(message, command):
     missing = outcome(0, "raised", error=error("builtins.ModuleNotFoundError", message))
     assert make_verdict(PLAN, [missing], attempt=0).next == command
 
@@ -229,7 +229,7 @@ def test_a_very_long_message_is_cut_between_words():
 PEER_GONE = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:40613"
 
 
-def test_who_lost_a_peer_that_had_returned_is_told_so():
+def test_loss_of_a_returned_peer_is_noted():
     lost = outcome(0, "raised", at_s=60.0, error=error(message=PEER_GONE))
     verdict = make_verdict(PLAN, [lost], attempt=0, running=1, returned={1, 2})
     assert verdict.rank == 0
@@ -238,7 +238,7 @@ def test_who_lost_a_peer_that_had_returned_is_told_so():
     with_outcome = make_verdict(PLAN, [lost, outcome(1, "returned", at_s=2.0)], attempt=0)
     assert with_outcome.note.startswith("rank 1 had already returned")
     own = make_verdict(PLAN, [outcome(0, "raised", error=error())], attempt=0, returned={1})
-    assert own.note == ""  # it failed by itself
+    assert own.note == ""  # this failure is its own
 
 
 def test_verdicts_about_the_job():

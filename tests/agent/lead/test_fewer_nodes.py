@@ -1,4 +1,4 @@
-"""Calls that may start with fewer nodes than they ask for: with those that are there, after a while."""
+"""Calls that may start with fewer nodes than requested: after a while they start with those present."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from windlass.wire.status import FailureKind
 _LIMIT_S = 20.0
 
 
-class Ear:
-    """A client that hears what it is told of a call."""
+class RecordingClient:
+    """Client that records the messages about a call."""
 
     def __init__(self):
         self.lines = []
@@ -39,7 +39,7 @@ class Ear:
 
 
 class Compute:
-    """A lead, and nodes whose ranks answer at once."""
+    """Lead with nodes whose ranks answer immediately."""
 
     def __init__(self, folder, num_nodes):
         spec = JobSpec(work=Calls(fixed="x"), engine="local", nodes=num_nodes, grace_s=0.1)
@@ -71,7 +71,7 @@ class Compute:
             say(type="cleared", world=order["world"])
 
     async def call(self, world, *, slot="", limit_s=_LIMIT_S):
-        """Make a call; which ranks ran on each node, or its verdict."""
+        """Make a call, and return the ranks that ran on each node, or its verdict."""
         self._num_calls += 1
         asked = CallProfile(
             name="f",
@@ -95,11 +95,11 @@ class Compute:
             detach=False,
         )
         call = Call(f"t-ab2cd.{self._num_calls}", asked, [], b"", shape_of(asked))
-        ear = Ear()
-        call.listeners.append(ear)
+        recorder = RecordingClient()
+        call.listeners.append(recorder)
         self.lead.ask(call)
-        await asyncio.wait_for(ear.is_over.wait(), _LIMIT_S)
-        self.said = ear.lines
+        await asyncio.wait_for(recorder.is_over.wait(), _LIMIT_S)
+        self.said = recorder.lines
         if call.verdict is not None:
             return call.verdict
         assert sorted(call.answers) == list(range(len(call.answers)))
@@ -112,7 +112,7 @@ def grace(monkeypatch):
 
 
 def lead(tmp_path, story, num_nodes=4):
-    """Run a lead through a story; what the story returns."""
+    """Run a story with a lead, and return the result of the story."""
 
     async def run():
         compute = Compute(tmp_path, num_nodes)
@@ -129,7 +129,7 @@ def lead(tmp_path, story, num_nodes=4):
 RANGE = {"nodes": 4, "min_nodes": 2}
 
 
-def test_a_call_starts_with_those_that_are_there(tmp_path):
+def test_call_starts_with_the_present_nodes(tmp_path):
     async def story(compute):
         compute.join(0, 2)
         return await compute.call(RANGE), compute.said
@@ -139,12 +139,12 @@ def test_a_call_starts_with_those_that_are_there(tmp_path):
     assert said == ["starting with 2 of 4 nodes, without node 1, node 3"]
 
 
-def test_it_waits_for_all_a_while_and_only_once(tmp_path, monkeypatch):
+def test_call_waits_for_all_nodes_only_once(tmp_path, monkeypatch):
     async def story(compute):
         compute.join(0, 1)
         first = await compute.call(RANGE)
         monkeypatch.setattr(names, "FEWER_AFTER_S", 1000.0)
-        second = await compute.call(RANGE)  # which would take its time if it waited again
+        second = await compute.call(RANGE)  # this would time out if it waited again
         compute.join(2, 3)
         return first, second, await compute.call(RANGE)
 
@@ -152,7 +152,7 @@ def test_it_waits_for_all_a_while_and_only_once(tmp_path, monkeypatch):
     assert lead(tmp_path, story) == (two, two, {**two, 2: [4, 5], 3: [6, 7]})
 
 
-def test_kept_ranks_stay_on_their_nodes_when_others_come(tmp_path):
+def test_kept_ranks_stay_on_their_nodes_when_others_join(tmp_path):
     async def story(compute):
         compute.join(0, 1)
         first = await compute.call(RANGE, slot="kept")
@@ -163,7 +163,7 @@ def test_kept_ranks_stay_on_their_nodes_when_others_come(tmp_path):
     assert lead(tmp_path, story) == (two, two)
 
 
-def test_with_fewer_than_that_it_waits_until_its_time_is_over(tmp_path):
+def test_call_with_too_few_nodes_fails_after_its_timeout(tmp_path):
     async def story(compute):
         compute.join(0)
         return await compute.call(RANGE, limit_s=0.3)
@@ -173,7 +173,7 @@ def test_with_fewer_than_that_it_waits_until_its_time_is_over(tmp_path):
     assert "node 1, node 2, node 3 did not join within 0.3 s (launch_timeout)" in verdict.message
 
 
-def test_all_at_once_start_at_once(tmp_path, monkeypatch):
+def test_call_with_all_nodes_starts_immediately(tmp_path, monkeypatch):
     monkeypatch.setattr(names, "FEWER_AFTER_S", 1000.0)
 
     async def story(compute):

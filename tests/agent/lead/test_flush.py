@@ -1,4 +1,4 @@
-"""The end of an attempt: what nodes still send is waited for while anything comes, and missed by name."""
+"""End of an attempt: the lead waits while nodes still send data, and names the results that are missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_result(rank):
 
 
 async def run_ranks(scene, *peers):
-    """All ranks return; only node 0's results are here."""
+    """Let all ranks return. Only node 0's results are at the lead."""
     await until(lambda: scene.orders and all(peer.find("start") for peer in peers), "the start")
     put(scene.folder, PATH.format(0), make_result(0))
     for rank in range(len(peers) + 1):
@@ -36,7 +36,7 @@ async def run_ranks(scene, *peers):
         scene.lead.receive(0, NODE_TO_LEAD.read(message)) if rank == 0 else peers[
             rank - 1
         ].link.send(message)
-    await until(lambda: all(peer.find("flush") for peer in peers), "the order to send what is left")
+    await until(lambda: all(peer.find("flush") for peer in peers), "the order to flush")
     scene.lead.receive(0, NODE_TO_LEAD.read({"type": "flushed"}))
 
 
@@ -49,7 +49,7 @@ def warnings(scene):
 
 
 def test_a_slow_node_is_waited_for_while_it_sends(tmp_path, monkeypatch):
-    """Longer in all than it may be silent: as many pieces as make it so."""
+    """The flush takes longer than the allowed silence, because it has many pieces."""
     monkeypatch.setattr(job_lead, "_STALL_S", 1.5)
 
     async def visit(scene):
@@ -71,7 +71,7 @@ def test_a_slow_node_is_waited_for_while_it_sends(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("procs", [1, 2])
-def test_a_node_that_sends_nothing_more_is_named_with_its_ranks(tmp_path, monkeypatch, procs):
+def test_silent_node_is_named_with_its_ranks(tmp_path, monkeypatch, procs):
     monkeypatch.setattr(job_lead, "_STALL_S", 0.2)
 
     async def visit(scene):
@@ -86,14 +86,14 @@ def test_a_node_that_sends_nothing_more_is_named_with_its_ranks(tmp_path, monkey
             )
             if rank < procs:
                 put(scene.folder, PATH.format(rank), make_result(rank))
-        await until(lambda: peer.find("flush"), "the order to send what is left")
+        await until(lambda: peer.find("flush"), "the order to flush")
         scene.lead.receive(0, NODE_TO_LEAD.read({"type": "flushed"}))
         await asyncio.wait_for(leading, 20)
         assert scene.status_writer.status.phase is Phase.SUCCEEDED
         ranks = "rank 1" if procs == 1 else "ranks 2, 3"
-        [told] = warnings(scene)
-        assert told.startswith(f"the result of {ranks} is missing: ")
-        assert told.endswith("node-1 sent nothing more for 0.2 s before sending it")
+        [message] = warnings(scene)
+        assert message.startswith(f"the result of {ranks} is missing: ")
+        assert message.endswith("node-1 sent nothing more for 0.2 s before sending it")
         found = read(scene)
         assert [left[0].state for left in found] == ["returned"] * procs + [MISSING] * procs
         for rank in range(procs, 2 * procs):
@@ -102,16 +102,16 @@ def test_a_node_that_sends_nothing_more_is_named_with_its_ranks(tmp_path, monkey
     run_lead_server(tmp_path, visit, make_job(nodes=2, procs=procs, work=WORK))
 
 
-def test_a_node_whose_link_breaks_comes_back_with_its_result(tmp_path):
+def test_reconnected_node_sends_its_result(tmp_path):
     async def visit(scene):
         leading = asyncio.ensure_future(scene.lead.run())
         peer = await scene.join(1)
         await run_ranks(scene, peer)
         peer.link._transport.abort()
-        await until(lambda: scene.state(1) == "lost", "node 1 is gone")
+        await until(lambda: scene.state(1) == "lost", "node 1 is lost")
         assert not leading.done()
         again = await scene.join(1)
-        await until(lambda: again.find("flush"), "it is asked again")
+        await until(lambda: again.find("flush"), "the order to flush is repeated")
         data = make_result(1)
         send(again, PATH.format(1), data, total_bytes=len(data))
         again.say("flushed")
@@ -122,25 +122,26 @@ def test_a_node_whose_link_breaks_comes_back_with_its_result(tmp_path):
     run_lead_server(tmp_path, visit, make_job(nodes=2, work=WORK))
 
 
-def test_a_node_that_was_replaced_has_no_result_and_that_is_said(tmp_path):
+def test_missing_result_of_a_replaced_node_is_reported(tmp_path):
     async def visit(scene):
         leading = asyncio.ensure_future(scene.lead.run())
         peer = await scene.join(1)
         await run_ranks(scene, peer)
         peer.link._transport.abort()
-        await until(lambda: scene.state(1) == "lost", "node 1 is gone")
+        await until(lambda: scene.state(1) == "lost", "node 1 is lost")
         again = await scene.join(1)
-        await until(lambda: again.find("flush"), "it is asked")
+        await until(lambda: again.find("flush"), "the order to flush")
         again.say("flushed")
         await asyncio.wait_for(leading, 20)
-        assert scene.status_writer.status.phase is Phase.SUCCEEDED  # what ended is not run again
+        # an ended attempt is not run again
+        assert scene.status_writer.status.phase is Phase.SUCCEEDED
         assert "the result of rank 1 is missing" in warnings(scene)[0]
         assert [left[0].state for left in read(scene)] == ["returned", MISSING]
 
     run_lead_server(tmp_path, visit, make_job(nodes=2, work=WORK))
 
 
-def test_a_node_that_cannot_read_a_result_says_so(tmp_path):
+def test_unreadable_result_is_reported(tmp_path):
     async def visit(scene):
         leading = asyncio.ensure_future(scene.lead.run())
         peer = await scene.join(1)

@@ -1,4 +1,4 @@
-"""Waiting for nodes: attempts that start with fewer than were asked for, and those that never start."""
+"""Waiting for nodes: attempts that start with fewer nodes than requested, and those that never start."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from socketless_lead import lead_through
 from windlass import names
 from windlass.wire.status import FailureKind, Phase
 
-# -- fewer nodes than asked for ------------------------------------------------------------------
+# -- fewer nodes than requested --------------------------------------------------------------------
 
 
-def fewer(monkeypatch, grace_s=0.05):
+def set_grace(monkeypatch, grace_s=0.05):
     monkeypatch.setattr(names, "FEWER_AFTER_S", grace_s)
 
 
@@ -23,7 +23,7 @@ def succeed(nodes, index, order):
 
 
 def test_an_attempt_starts_with_fewer_after_the_grace(tmp_path, monkeypatch):
-    fewer(monkeypatch)
+    set_grace(monkeypatch)
     status, nodes = lead_through(tmp_path, succeed, join=[0, 2], nodes=3, min_nodes=2)
     assert (status.phase, status.num_ranks) == (Phase.SUCCEEDED, 4)
     assert [order["nodes"] for order in nodes.starts(2)] == [[0, 2]]
@@ -32,8 +32,8 @@ def test_an_attempt_starts_with_fewer_after_the_grace(tmp_path, monkeypatch):
     assert [(node["index"], node["first_rank"]) for node in world] == [(0, 0), (2, 2)]
 
 
-def test_within_the_grace_all_are_waited_for(tmp_path, monkeypatch):
-    fewer(monkeypatch, grace_s=60)
+def test_lead_waits_for_all_nodes_during_the_grace(tmp_path, monkeypatch):
+    set_grace(monkeypatch, grace_s=60)
     status, nodes = lead_through(
         tmp_path, succeed, join=[0], meanwhile=lambda _, nodes: nodes.join(1), min_nodes=1
     )
@@ -43,7 +43,7 @@ def test_within_the_grace_all_are_waited_for(tmp_path, monkeypatch):
 
 
 def test_after_the_grace_the_next_node_is_enough(tmp_path, monkeypatch):
-    fewer(monkeypatch, grace_s=0.01)
+    set_grace(monkeypatch, grace_s=0.01)
 
     def meanwhile(_, nodes):
         asyncio.get_running_loop().call_later(0.1, nodes.join, 2)
@@ -52,8 +52,8 @@ def test_after_the_grace_the_next_node_is_enough(tmp_path, monkeypatch):
     assert [order["nodes"] for order in nodes.starts()] == [[0, 2]]
 
 
-def test_who_comes_during_an_attempt_takes_part_in_the_next(tmp_path, monkeypatch):
-    fewer(monkeypatch)
+def test_node_that_joins_during_an_attempt_is_in_the_next(tmp_path, monkeypatch):
+    set_grace(monkeypatch)
 
     def acts(nodes, index, order):
         if order["type"] == "stop":
@@ -65,7 +65,7 @@ def test_who_comes_during_an_attempt_takes_part_in_the_next(tmp_path, monkeypatc
             nodes.end(2, "exited", exit_code=3)
 
     status, nodes = lead_through(tmp_path, acts, join=[0, 2], nodes=3, min_nodes=2, restarts=1)
-    assert nodes.kinds(1) == ["start"]  # it was never told to stop what it had not begun
+    assert nodes.kinds(1) == ["start"]  # no stop order, because it had not started that attempt
     assert [order["nodes"] for order in nodes.starts()] == [[0, 2], [0, 1, 2]]
     assert (status.phase, status.num_ranks, status.attempt) == (Phase.SUCCEEDED, 6, 1)
     [blamed] = status.history
@@ -73,8 +73,8 @@ def test_who_comes_during_an_attempt_takes_part_in_the_next(tmp_path, monkeypatc
 
 
 def test_a_lost_node_need_not_come_back(tmp_path, monkeypatch):
-    """Ranks are counted anew on those that are left."""
-    fewer(monkeypatch)
+    """The remaining nodes get new rank numbers."""
+    set_grace(monkeypatch)
 
     def acts(nodes, index, order):
         if order["type"] == "stop":
@@ -90,8 +90,8 @@ def test_a_lost_node_need_not_come_back(tmp_path, monkeypatch):
     assert [node.state for node in status.nodes] == ["joined", "lost", "joined"]
 
 
-def test_who_takes_no_part_may_leave(tmp_path, monkeypatch):
-    fewer(monkeypatch)
+def test_node_outside_the_attempt_may_leave(tmp_path, monkeypatch):
+    set_grace(monkeypatch)
 
     def acts(nodes, index, order):
         nodes.join(1)
@@ -103,8 +103,8 @@ def test_who_takes_no_part_may_leave(tmp_path, monkeypatch):
     assert nodes.kinds(1) == []
 
 
-def test_too_few_never_start(tmp_path, monkeypatch):
-    fewer(monkeypatch)
+def test_too_few_nodes_never_start(tmp_path, monkeypatch):
+    set_grace(monkeypatch)
     status, nodes = lead_through(
         tmp_path, succeed, join=[0], nodes=3, min_nodes=2, join_timeout_s=0.1
     )

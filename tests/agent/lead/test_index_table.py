@@ -1,4 +1,4 @@
-"""Indexes that the lead gives out, over real TLS: no two agents ever hold one."""
+"""Indexes assigned by the lead, over real TLS: no two agents ever have the same one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def place_of(files, port):
 
 
 async def ask_once(scene, agent, lead=""):
-    """The index that the lead gives now."""
+    """Ask for an index once, and return the reply."""
     place = place_of(scene.files, scene.port)
     answer = await lead_requests._ask(place, JOB, agent, lead, timeout_s=20.0)
     assert isinstance(answer, GiveIndex)
@@ -38,14 +38,14 @@ async def ask_once(scene, agent, lead=""):
 
 
 async def ask(scene, agent):
-    """The index that the lead gives in the end."""
+    """Ask for an index until the lead assigns one."""
     place = place_of(scene.files, scene.port)
     given = await ask_index(place, JOB, agent, timeout_s=20.0)
     return given.index
 
 
 async def join(scene, agent, index, lead=""):
-    """Come back with an index, as a follower does."""
+    """Join with an assigned index, as a follower does."""
     peer = await scene.visit(index, agent=agent, last_lead=lead)
     about = {"pid": index, "python": "3.12.1", "memory": None, "has": {}, "incarnation": agent}
     peer.say("join", **about)
@@ -62,7 +62,7 @@ def run(tmp_path, visit, *, nodes=3, **about):
     run_lead_server(tmp_path, visit, make_job(nodes=nodes), **{"sight": SHORT, **about})
 
 
-def test_agents_that_come_at_once_get_one_index_each(tmp_path):
+def test_concurrent_agents_get_one_index_each(tmp_path):
     async def visit(scene):
         given = await asyncio.gather(*(ask_once(scene, f"pod-{n}") for n in range(12)))
         assert sorted(index for index in given if index is not None) == [1, 2, 3, 4, 5, 6, 7]
@@ -71,14 +71,14 @@ def test_agents_that_come_at_once_get_one_index_each(tmp_path):
     run(tmp_path, visit, nodes=8)
 
 
-def test_an_agent_that_asks_again_gets_its_own(tmp_path):
+def test_agent_that_asks_again_gets_its_index(tmp_path):
     async def visit(scene):
         assert [await ask_once(scene, agent) for agent in "abab"] == [1, 2, 1, 2]
 
     run(tmp_path, visit)
 
 
-def test_an_agent_whose_link_broke_comes_back_as_the_same_node(tmp_path):
+def test_returning_agent_keeps_its_index(tmp_path):
     async def visit(scene):
         assert [await ask_once(scene, agent) for agent in "ab"] == [1, 2]
         peer = await join(scene, "a", 1)
@@ -92,7 +92,7 @@ def test_an_agent_whose_link_broke_comes_back_as_the_same_node(tmp_path):
     run(tmp_path, visit)
 
 
-def test_the_index_of_one_that_was_cut_off_is_given_only_when_its_ranks_are_dead(tmp_path):
+def test_index_of_an_isolated_agent_is_reused_after_its_ranks_are_dead(tmp_path):
     async def visit(scene):
         clock = asyncio.get_running_loop().time
         peer = await join(scene, "a", await ask(scene, "a"))
@@ -106,24 +106,24 @@ def test_the_index_of_one_that_was_cut_off_is_given_only_when_its_ranks_are_dead
     run(tmp_path, visit, nodes=2)
 
 
-def test_the_index_of_one_that_hung_up_in_order_is_free_at_once(tmp_path):
-    """Its machine ended the connection: the agent is dead, and its ranks are."""
+def test_index_of_a_dead_agent_is_free_immediately(tmp_path):
+    """Its machine closed the connection, so the agent and its ranks are dead."""
     sight = SilenceLimits()
 
     async def visit(scene):
         peer = await join(scene, "a", await ask(scene, "a"))
         await peer.close()
-        await until(lambda: 1 not in scene.lead.nodes, "node 1 is gone")
+        await until(lambda: 1 not in scene.lead.nodes, "node 1 is lost")
         assert await ask_once(scene, "b") == 1
 
     run(tmp_path, visit, nodes=2, sight=sight)
 
 
-def test_one_that_leaves_keeps_its_index_until_its_link_ends(tmp_path):
+def test_leaving_agent_keeps_its_index_until_it_disconnects(tmp_path):
     async def visit(scene):
         peer = await join(scene, "a", await ask(scene, "a"))
         peer.say("leaving", why="it was told to stop (SIGTERM)")
-        await until(lambda: 1 not in scene.lead.nodes, "it leaves")
+        await until(lambda: 1 not in scene.lead.nodes, "node 1 is leaving")
         assert await ask_once(scene, "b") is None
         await peer.close()
         assert await ask(scene, "b") == 1
@@ -143,14 +143,14 @@ def test_a_spare_waits_until_a_node_is_lost(tmp_path):
     run(tmp_path, visit, nodes=2)
 
 
-def test_one_that_comes_back_too_late_is_told_that_its_index_is_anothers(tmp_path):
+def test_late_agent_learns_that_its_index_is_taken(tmp_path):
     async def visit(scene):
         peer = await join(scene, "a", await ask(scene, "a"))
         await cut(scene, peer, 1)
         holder = await join(scene, "b", await ask(scene, "b"))
         for is_here in (True, False):
             late = await scene.visit(1, agent="a", last_lead="")
-            await until(lambda late=late: late.has_hung_up, "it is hung up on")
+            await until(lambda late=late: late.has_hung_up, "it is disconnected")
             assert late.find("index")["index"] is None
             assert (1 in scene.lead.nodes) == is_here
             if is_here:
@@ -159,7 +159,7 @@ def test_one_that_comes_back_too_late_is_told_that_its_index_is_anothers(tmp_pat
     run(tmp_path, visit, nodes=2)
 
 
-def test_a_reserved_index_that_nobody_comes_with_is_given_to_the_next(tmp_path):
+def test_unused_reservation_is_given_to_the_next_agent(tmp_path):
     async def visit(scene):
         assert await ask_once(scene, "a") == 1
         assert await ask_once(scene, "b") is None
@@ -168,7 +168,7 @@ def test_a_reserved_index_that_nobody_comes_with_is_given_to_the_next(tmp_path):
     run(tmp_path, visit, nodes=2)
 
 
-def test_a_lead_that_comes_after_another_gives_nothing_new_while_agents_of_that_one_may_come(
+def test_new_lead_waits_for_old_agents_before_it_assigns_indexes(
     tmp_path,
 ):
     async def visit(scene):
@@ -176,14 +176,14 @@ def test_a_lead_that_comes_after_another_gives_nothing_new_while_agents_of_that_
         start_s = clock()
         assert await ask_once(scene, "spare", lead="another") is None
         assert await ask_once(scene, "new") is None
-        await join(scene, "b", 2, lead="another")  # it was node 2 there
+        await join(scene, "b", 2, lead="another")  # its index under the old lead
         assert await ask(scene, "new") == 1
         assert clock() - start_s >= SHORT.world_gone_s
 
     run(tmp_path, visit)
 
 
-def test_an_agent_that_comes_when_the_job_has_ended_is_told_so(tmp_path):
+def test_agent_that_asks_after_the_end_gets_no_index(tmp_path):
     files = write_certificates(tmp_path / "tls")
 
     async def visit(listener):
@@ -193,12 +193,13 @@ def test_an_agent_that_comes_when_the_job_has_ended_is_told_so(tmp_path):
     run_with_lead(files, visit, EndedJob(JobFolder(tmp_path)).take)
 
 
-def test_the_lead_is_known_by_its_name(tmp_path):
+def test_lead_is_identified_by_its_name(tmp_path):
     async def visit(scene):
         place = place_of(scene.files, scene.port)
         own = scene.lead_server._context.incarnation
         given = await ask_index(place, JOB, "a", timeout_s=20.0)
         assert given == GivenIndex(index=1, lead=own)
-        assert await ask_once(scene, "b", lead=own) == 2  # the same lead: nobody is waited for
+        # the same lead, so there are no old agents to wait for
+        assert await ask_once(scene, "b", lead=own) == 2
 
     run(tmp_path, visit)

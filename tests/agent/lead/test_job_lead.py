@@ -1,4 +1,4 @@
-"""The lead: when an attempt starts, ends and is tried again, told by what nodes say and are told."""
+"""Lead of a job, tested by the messages it exchanges with nodes: when attempts start, end and restart."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_all_ranks_return(tmp_path):
     assert "nodes joined" in [moment.name for moment in status.timeline]
 
 
-def test_one_failure_stops_everybody(tmp_path):
+def test_one_failure_stops_all_ranks(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start" and index == 1:
             nodes.end(3, "killed", signal=9)
@@ -49,7 +49,7 @@ def test_one_failure_stops_everybody(tmp_path):
     assert reasons(status)[-2:] == [("stopping", "RankFailed"), ("failed", "RankFailed")]
 
 
-def test_an_earlier_failure_that_is_heard_of_later_is_blamed(tmp_path):
+def test_earlier_failure_that_is_reported_later_is_blamed(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start" and index == 0:
             nodes.end(0, "raised", at_s=200.0, error=ErrorInfo(type="E", message="late"))
@@ -64,7 +64,7 @@ def test_an_earlier_failure_that_is_heard_of_later_is_blamed(tmp_path):
     assert status.verdict.others == {"raised": 1, "stopped": 2}
 
 
-def test_ranks_that_are_done_are_let_go_when_all_are(tmp_path):
+def test_done_ranks_are_released_when_all_are_done(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start":
             for rank in nodes.plan.nodes[index].ranks:
@@ -78,11 +78,11 @@ def test_ranks_that_are_done_are_let_go_when_all_are(tmp_path):
     assert nodes.kinds(0) == nodes.kinds(1) == ["start", "release"]
 
 
-def test_ranks_that_are_done_are_not_let_go_while_one_works(tmp_path):
+def test_done_ranks_are_not_released_while_one_works(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start" and index == 0:
             nodes.say(0, "done", rank=0, attempt=0, at_s=1.0)
-            nodes.end(1, "returned", exit_code=0)  # a command ends by itself
+            nodes.end(1, "returned", exit_code=0)  # a command exits by itself
         elif order["type"] == "start":
             nodes.say(1, "done", rank=2, attempt=0, at_s=1.0)
             nodes.end(3, "raised", error=ErrorInfo(type="E", message="the cause"))
@@ -97,9 +97,9 @@ def test_ranks_that_are_done_are_not_let_go_while_one_works(tmp_path):
 LOST_PEER = ErrorInfo(type="RuntimeError", message="Connection reset by peer")
 
 
-def test_nobody_is_stopped_while_the_cause_is_still_to_be_heard(tmp_path):
-    """A rank that is stopped cannot say any more what it raised."""
-    loop_s = 1.0  # more than any verdict waits for what was heard late
+def test_no_rank_is_stopped_before_the_cause_is_reported(tmp_path):
+    """A stopped rank can no longer report its exception."""
+    delay_s = 1.0  # longer than a verdict waits for late reports
 
     def acts(nodes, index, order):
         if order["type"] == "start" and index == 0:
@@ -107,7 +107,7 @@ def test_nobody_is_stopped_while_the_cause_is_still_to_be_heard(tmp_path):
                 nodes.end(rank, "raised", at_s=100.0, error=LOST_PEER)
             cause = ErrorInfo(type="ValueError", message="the cause")
             say = lambda: nodes.end(3, "raised", at_s=200.0, error=cause)  # noqa: E731
-            asyncio.get_running_loop().call_later(loop_s, say)
+            asyncio.get_running_loop().call_later(delay_s, say)
         elif order["type"] == "stop":
             assert "the cause" in str(nodes.lead.attempt.outcomes[3].error)
             nodes.stopped(index, 0, but={0, 1, 3})
@@ -116,7 +116,7 @@ def test_nobody_is_stopped_while_the_cause_is_still_to_be_heard(tmp_path):
     assert (status.verdict.rank, status.verdict.exception) == (3, "ValueError: the cause")
 
 
-def test_the_cause_is_waited_for_no_longer_than_the_grace(tmp_path):
+def test_lead_waits_for_the_cause_no_longer_than_the_grace(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start" and index == 0:
             nodes.end(0, "raised", error=LOST_PEER)
@@ -128,7 +128,7 @@ def test_the_cause_is_waited_for_no_longer_than_the_grace(tmp_path):
     assert nodes.kinds(1) == ["start", "stop"]
 
 
-def test_the_cause_is_not_waited_for_when_every_rank_has_failed(tmp_path):
+def test_lead_does_not_wait_for_the_cause_if_every_rank_failed(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start":
             for rank in nodes.plan.nodes[index].ranks:
@@ -165,7 +165,7 @@ def test_a_verdict_comes_early_and_counts_the_others_in_the_end(tmp_path, monkey
     assert (status.verdict.rank, status.verdict.others) == (0, {"stopped": 3})
 
 
-def test_what_a_rank_said_itself_is_not_overwritten_by_its_exit(tmp_path):
+def test_exception_of_a_rank_is_not_overwritten_by_its_exit(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start" and index == 0:
             nodes.end(1, "raised", exited=False, error=ErrorInfo(type="E", message="own words"))
@@ -178,12 +178,12 @@ def test_what_a_rank_said_itself_is_not_overwritten_by_its_exit(tmp_path):
     assert status.ranks[1].state == "raised"
 
 
-def test_restarts_go_on_until_they_run_out(tmp_path):
+def test_restarts_continue_until_they_are_used_up(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start" and index == 0:
             attempt = order["attempt"]
             nodes.end(0, "exited", attempt, exit_code=9)
-            nodes.end(1, "killed", attempt - 1, signal=9)  # word of the attempt before: too late
+            nodes.end(1, "killed", attempt - 1, signal=9)  # a late report of the previous attempt
         elif order["type"] == "stop":
             nodes.stopped(index, nodes.lead.attempt.number, but={0})
 
@@ -212,7 +212,7 @@ def test_a_restart_may_succeed(tmp_path):
     assert [verdict.exit_code for verdict in status.history] == [9]
 
 
-def test_a_lost_node_ends_the_job_whatever_restarts_are_left(tmp_path):
+def test_lost_node_ends_the_job_despite_remaining_restarts(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start" and index == 1:
             nodes.lead.lose(1)
@@ -227,7 +227,7 @@ def test_a_lost_node_ends_the_job_whatever_restarts_are_left(tmp_path):
     assert reasons(status)[-2:] == [("stopping", "NodeLost"), ("failed", "NodeLost")]
 
 
-def test_a_node_that_does_not_stop_is_taken_for_lost(tmp_path, monkeypatch):
+def test_node_that_does_not_stop_is_lost(tmp_path, monkeypatch):
     from windlass.agent.lead.jobs import job_lead
 
     monkeypatch.setattr(job_lead, "_STOP_MARGIN_S", 0.05)
@@ -269,7 +269,7 @@ def test_cancelling(tmp_path):
     assert reasons(status)[-2:] == [("stopping", "Cancelled"), ("cancelled", "Cancelled")]
 
 
-def test_cancelling_twice_may_mean_now(tmp_path):
+def test_cancelling_again_with_now_kills(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start" and index == 1:
             nodes.lead.end(FailureKind.CANCELLED, "enough")
@@ -283,7 +283,7 @@ def test_cancelling_twice_may_mean_now(tmp_path):
     assert [o["now"] for i, o in nodes.orders if i == 0 and o["type"] == "stop"] == [False, True]
 
 
-def test_cancelling_before_the_nodes_are_there(tmp_path):
+def test_cancelling_before_the_nodes_have_joined(tmp_path):
     status, nodes = lead_through(
         tmp_path,
         lambda *_: None,
@@ -294,7 +294,7 @@ def test_cancelling_before_the_nodes_are_there(tmp_path):
     assert nodes.orders == []
 
 
-def test_a_failure_before_the_cancelling_is_still_the_verdict(tmp_path):
+def test_failure_before_cancelling_is_still_the_verdict(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "start" and index == 0:
             nodes.end(1, "exited", exit_code=4, at_s=time.time() - 1)
@@ -324,7 +324,7 @@ def test_a_node_that_is_lost_before_the_start(tmp_path):
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
-def test_what_nodes_warn_of_is_on_the_board(tmp_path, num_nodes):
+def test_warnings_of_nodes_are_in_the_status(tmp_path, num_nodes):
     def acts(nodes, index, order):
         about = {
             "is_complete": True,
@@ -342,5 +342,5 @@ def test_what_nodes_warn_of_is_on_the_board(tmp_path, num_nodes):
     assert warnings["LogTruncated"] == "rank-0.log is incomplete"
     assert warnings["Importing"] == "x could not be preloaded: ImportError: no"
     assert "importing threader started 2 thread(s)" in warnings["ForkUnsafe"]
-    assert len([c for c in status.conditions if c.type == "warning"]) == 3  # each said once
+    assert len([c for c in status.conditions if c.type == "warning"]) == 3  # each is reported once
     assert "imports done" in [moment.name for moment in status.timeline]

@@ -1,4 +1,4 @@
-"""What the lead hears of nodes: lost ones that come back, budgets, who is ready, who cannot take part."""
+"""Reports of nodes to the lead: lost nodes that return, budgets, readiness, and incompatible nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PEER_GONE = ErrorInfo(type="RuntimeError", message="[gloo] Connection closed by 
 
 
 def lose_once(nodes, index, order, *, back=True):
-    """Node 1 is lost in the first attempt; the second succeeds."""
+    """Lose node 1 in the first attempt, and let the second one succeed."""
     if order["type"] == "stop":
         nodes.stopped(index, nodes.attempt)
     elif order["attempt"] == 0 and index == 1:
@@ -26,11 +26,11 @@ def lose_once(nodes, index, order, *, back=True):
         nodes.join(1, host="rack-8")
 
 
-def test_a_lost_node_comes_back_and_the_next_attempt_starts(tmp_path):
+def test_next_attempt_starts_when_a_lost_node_returns(tmp_path):
     status, nodes = lead_through(tmp_path, lose_once, replaces=True)
     assert (status.phase, status.attempt, status.verdict) == (Phase.SUCCEEDED, 1, None)
     assert nodes.kinds(0) == ["start", "stop", "start"]
-    assert nodes.kinds(1) == ["start", "start"]  # who is lost hears nothing
+    assert nodes.kinds(1) == ["start", "start"]  # a lost node gets no orders
     [lost] = status.history
     assert (lost.kind, lost.node, lost.rank) == (FailureKind.LOST_NODE, 1, 2)
     assert lost.message == "job-1-node-1 was lost with rank 2 on it: its link broke"
@@ -48,7 +48,7 @@ def test_a_lost_node_comes_back_and_the_next_attempt_starts(tmp_path):
     ]
 
 
-def test_where_it_was_is_said(tmp_path):
+def test_verdict_names_the_machine_of_a_lost_node(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "stop":
             nodes.stopped(index, 0)
@@ -62,7 +62,7 @@ def test_where_it_was_is_said(tmp_path):
     assert status.verdict.message.endswith("its link broke; it was on rack-7")
 
 
-def test_a_lost_node_that_does_not_come_back(tmp_path):
+def test_lost_node_that_does_not_return(tmp_path):
     def acts(nodes, index, order):
         lose_once(nodes, index, order, back=False)
 
@@ -72,8 +72,8 @@ def test_a_lost_node_that_does_not_come_back(tmp_path):
     assert (status.verdict.node, len(nodes.starts())) == (1, 1)
 
 
-def test_waiting_for_a_lost_node_is_part_of_the_time_limit(tmp_path):
-    """It may take its whole join timeout, but not longer than the job may take."""
+def test_waiting_for_a_lost_node_counts_towards_the_time_limit(tmp_path):
+    """The wait may last the whole join timeout, but no longer than the job's time limit."""
 
     def acts(nodes, index, order):
         lose_once(nodes, index, order, back=False)
@@ -88,7 +88,7 @@ def test_waiting_for_a_lost_node_is_part_of_the_time_limit(tmp_path):
 
 
 def fail_in_turns(*failures):
-    """Each attempt fails as told; the one after the last succeeds."""
+    """Fail each attempt as listed, and let the one after the last succeed."""
 
     def acts(nodes, index, order):
         attempt = nodes.attempt
@@ -106,7 +106,7 @@ def fail_in_turns(*failures):
     return acts
 
 
-def test_lost_nodes_and_the_users_failures_have_budgets_of_their_own(tmp_path):
+def test_lost_nodes_and_user_failures_have_separate_budgets(tmp_path):
     failures = ("lost", "user", "lost", "user")
     status, _ = lead_through(
         tmp_path, fail_in_turns(*failures), restarts=2, node_restarts=2, replaces=True
@@ -124,7 +124,7 @@ def test_lost_nodes_and_the_users_failures_have_budgets_of_their_own(tmp_path):
         (("user", "lost", "lost", "user"), FailureKind.USER_ERROR, 0),
     ],
 )
-def test_over_budget_the_job_ends_with_the_verdict(tmp_path, failures, kind, node):
+def test_job_over_its_budget_ends_with_the_verdict(tmp_path, failures, kind, node):
     status, nodes = lead_through(
         tmp_path, fail_in_turns(*failures), restarts=1, node_restarts=2, replaces=True
     )
@@ -146,7 +146,7 @@ def test_without_a_budget_a_lost_node_ends_the_job(tmp_path):
 
 
 def lose_peer_then(nodes, index, order, *, after):
-    """Ranks of node 0 say that a peer is gone; that node 1 is lost is heard of only later."""
+    """Let ranks of node 0 report a lost peer before node 1 is reported lost."""
     if nodes.attempt == 1 and order["type"] == "start":
         nodes.succeed(index)
     elif order["type"] == "start" and index == 0:
@@ -157,7 +157,7 @@ def lose_peer_then(nodes, index, order, *, after):
         after(nodes)
 
 
-def test_a_failure_that_is_only_a_consequence_waits_for_the_lost_node(tmp_path, monkeypatch):
+def test_verdict_waits_for_the_lost_node_behind_a_consequence(tmp_path, monkeypatch):
     monkeypatch.setattr(leads, "SETTLE_S", 0.01)
 
     def after(nodes):
@@ -176,7 +176,7 @@ def test_a_failure_that_is_only_a_consequence_waits_for_the_lost_node(tmp_path, 
     assert blamed.others == {"raised": 2, "lost": 1}
 
 
-def test_when_no_node_is_lost_the_consequence_is_blamed(tmp_path, monkeypatch):
+def test_consequence_is_blamed_if_no_node_is_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(leads, "SETTLE_S", 0.01)
     monkeypatch.setattr(leads, "_SETTLE_LOST_S", 0.05)
     status, _ = lead_through(
@@ -191,7 +191,7 @@ def test_when_no_node_is_lost_the_consequence_is_blamed(tmp_path, monkeypatch):
 # -- before the start ----------------------------------------------------------------------------
 
 
-def test_nodes_that_are_not_prepared_are_waited_for(tmp_path):
+def test_lead_waits_for_unprepared_nodes(tmp_path):
     seen = []
 
     def meanwhile(lead, nodes):
@@ -234,14 +234,14 @@ def test_a_node_with_another_python_is_refused_before_any_rank_starts(tmp_path, 
     )
     assert (status.phase, status.verdict.kind) == (Phase.FAILED, FailureKind.START_FAILED)
     found = ".".join(python.split(".")[:2])
-    said = f"from Python 3.11, but job-1-node-1 (on rack-7) runs Python {found}, which cannot run its code"
-    assert said in status.verdict.message
+    text = f"from Python 3.11, but job-1-node-1 (on rack-7) runs Python {found}, which cannot run its code"
+    assert text in status.verdict.message
     assert "an image with Python 3.11" in status.verdict.message
     assert nodes.orders == []
 
 
 @pytest.mark.parametrize(("minor", "python"), [("3.11", "3.11.99"), ("", "3.1.0")])
-def test_another_patch_will_do_and_without_code_by_value_any_python(tmp_path, minor, python):
+def test_patch_versions_may_differ_and_any_python_runs_code_by_reference(tmp_path, minor, python):
     status, _ = lead_through(
         tmp_path,
         lambda nodes, index, _: nodes.succeed(index),

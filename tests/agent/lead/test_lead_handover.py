@@ -1,4 +1,4 @@
-"""What nodes remember for their lead, and a new lead that goes on where the old one stopped."""
+"""Handover between leads: nodes keep the old lead's state, and a new lead continues from it."""
 
 from __future__ import annotations
 
@@ -34,39 +34,39 @@ def succeed(nodes, index, order):
         nodes.succeed(index)
 
 
-def tell(memory):
-    """Node 1 comes a moment later, and remembers something."""
+def join_with(memory):
+    """Return a function that joins node 1 with a memory."""
     return lambda _, nodes: nodes.join(1, memory=memory)
 
 
-def test_a_memory_crosses_the_wire():
+def test_memory_survives_serialization():
     assert records.read(LeadHandover, records.to_json(KNOWN)) == KNOWN
 
 
-def test_a_node_0_that_nobody_tells_anything_counts_those_before_it():
+def test_node_0_without_a_memory_counts_the_earlier_leads():
     assert make_memory(0) == LeadHandover()
     assert make_memory(2) == LeadHandover(attempt=1, losses_used=2)
 
 
-def test_who_knows_most_is_believed():
+def test_latest_memory_is_used():
     early = LeadHandover(attempt=1, history=HISTORY)
     assert choose_memory([early, KNOWN, LeadHandover()], own=make_memory(1)) == KNOWN
-    told = LeadHandover(attempt=0, restarts_used=7)
-    assert choose_memory([told], own=make_memory(1)) == told
+    memory_of_node = LeadHandover(attempt=0, restarts_used=7)
+    assert choose_memory([memory_of_node], own=make_memory(1)) == memory_of_node
 
 
-def test_the_loss_of_the_lead_itself_is_still_to_be_counted():
+def test_loss_of_the_lead_itself_is_not_counted_yet():
     assert choose_memory([], own=make_memory(2)) == LeadHandover(attempt=1, losses_used=1)
     assert choose_memory([], own=make_memory(0)) == LeadHandover()
 
 
-def test_leads_that_told_nobody_anything_are_counted_too():
-    """What is remembered stays: only numbers go on."""
+def test_leads_without_a_memory_are_counted():
+    """The history is kept, and only the numbers increase."""
     known = choose_memory([KNOWN], own=make_memory(6))
     assert known == replace(KNOWN, attempt=5, losses_used=5)
 
 
-def test_all_nodes_are_told_before_each_attempt(tmp_path):
+def test_all_nodes_get_the_memory_before_each_attempt(tmp_path):
     def acts(nodes, index, order):
         if order["type"] == "stop":
             nodes.stopped(index, 0, but={0})
@@ -77,21 +77,21 @@ def test_all_nodes_are_told_before_each_attempt(tmp_path):
 
     began_s = time.time()
     _, nodes = lead_through(tmp_path, acts, restarts=1, timeout_s=60)
-    told = [(index, records.read(LeadHandover, memory)) for index, memory in nodes.remembered]
-    assert [(index, memory.attempt) for index, memory in told] == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    first, last = told[0][1], told[-1][1]
+    sent = [(index, records.read(LeadHandover, memory)) for index, memory in nodes.remembered]
+    assert [(index, memory.attempt) for index, memory in sent] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    first, last = sent[0][1], sent[-1][1]
     assert (first.restarts_used, first.history) == (0, ())
     assert (last.restarts_used, [verdict.exit_code for verdict in last.history]) == (1, [9])
-    assert first.deadline_at_s == last.deadline_at_s  # of the job, not of an attempt
+    assert first.deadline_at_s == last.deadline_at_s  # the deadline is the job's, not the attempt's
     assert 59 < first.deadline_at_s - began_s < 120
     assert "nodes joined" in [moment.name for moment in first.timeline]
 
 
 @pytest.mark.parametrize("own", [make_memory(0), make_memory(1), make_memory(2)])
-def test_a_new_lead_goes_on_where_the_old_one_stopped(tmp_path, own):
-    """Whether its own count of losses is smaller than what is remembered, or the same."""
+def test_new_lead_continues_where_the_old_one_stopped(tmp_path, own):
+    """The new lead's own count of losses may be smaller than the remembered one, or equal."""
     status, nodes = lead_through(
-        tmp_path, succeed, join=[0], meanwhile=tell(KNOWN), memory=own, replaces=True
+        tmp_path, succeed, join=[0], meanwhile=join_with(KNOWN), memory=own, replaces=True
     )
     assert (status.phase, status.attempt) == (Phase.SUCCEEDED, 3)
     assert [order["attempt"] for order in nodes.starts(1)] == [3]
@@ -105,12 +105,12 @@ def test_a_new_lead_goes_on_where_the_old_one_stopped(tmp_path, own):
     assert memory.history == status.history
 
 
-def test_a_lead_that_was_lost_before_it_began_leaves_the_history_alone(tmp_path):
+def test_lead_lost_before_it_started_does_not_change_the_history(tmp_path):
     status, nodes = lead_through(
         tmp_path,
         succeed,
         join=[0],
-        meanwhile=tell(KNOWN),
+        meanwhile=join_with(KNOWN),
         memory=make_memory(5),
         node_restarts=5,
         replaces=True,
@@ -121,7 +121,7 @@ def test_a_lead_that_was_lost_before_it_began_leaves_the_history_alone(tmp_path)
     assert (memory.restarts_used, memory.losses_used) == (1, 5)
 
 
-def test_the_node_that_knows_most_is_believed(tmp_path):
+def test_latest_memory_of_all_nodes_is_used(tmp_path):
     def meanwhile(_, nodes):
         nodes.join(1, memory=LeadHandover(attempt=0))
         nodes.join(2, memory=KNOWN)
@@ -133,25 +133,25 @@ def test_the_node_that_knows_most_is_believed(tmp_path):
     assert len(status.history) == 3
 
 
-def test_a_node_0_that_was_alone_counts_its_own_losses(tmp_path):
+def test_single_node_counts_its_own_losses(tmp_path):
     status, nodes = lead_through(
         tmp_path, succeed, memory=make_memory(2), nodes=1, node_restarts=2, replaces=True
     )
     assert (status.phase, status.attempt) == (Phase.SUCCEEDED, 2)
     memory = records.read(LeadHandover, nodes.remembered[-1][1])
-    assert memory.losses_used == 2  # the loss of each of the two before it, and no more
+    assert memory.losses_used == 2  # only the losses of the two earlier leads
 
 
 @pytest.mark.parametrize(
-    ("memory", "told"),
+    ("memory", "memory_of_node"),
     [(make_memory(3), None), (make_memory(1), LeadHandover(attempt=4, losses_used=2))],
 )
-def test_one_lead_too_many_ends_the_job(tmp_path, memory, told):
+def test_one_lead_too_many_ends_the_job(tmp_path, memory, memory_of_node):
     status, nodes = lead_through(
         tmp_path,
         succeed,
         join=[0],
-        meanwhile=tell(told),
+        meanwhile=join_with(memory_of_node),
         memory=memory,
         node_restarts=2,
         replaces=True,
@@ -161,8 +161,8 @@ def test_one_lead_too_many_ends_the_job(tmp_path, memory, told):
     assert nodes.orders == []
 
 
-def test_the_deadline_is_the_old_leads(tmp_path):
-    """The time limit counts from the first attempt's start, whoever leads now."""
+def test_new_lead_keeps_the_deadline(tmp_path):
+    """The time limit counts from the start of the first attempt, under any lead."""
 
     def acts(nodes, index, order):
         if order["type"] == "stop":
@@ -170,7 +170,7 @@ def test_the_deadline_is_the_old_leads(tmp_path):
 
     memory = LeadHandover(attempt=0, deadline_at_s=time.time() - 1)
     status, _ = lead_through(
-        tmp_path, acts, join=[0], meanwhile=tell(memory), timeout_s=600, replaces=True
+        tmp_path, acts, join=[0], meanwhile=join_with(memory), timeout_s=600, replaces=True
     )
     assert (status.phase, status.verdict.kind) == (Phase.FAILED, FailureKind.TIMEOUT)
 
@@ -190,8 +190,8 @@ def test_a_jump_of_the_wall_clock_changes_no_time_limit(monkeypatch, jump_s):
     assert 0 < budget.left_s() <= 600
 
 
-def test_what_a_node_remembers_is_no_news_once_the_job_runs(tmp_path):
-    """A node that was away tells of its old lead, which is this one."""
+def test_memory_from_this_lead_is_ignored(tmp_path):
+    """A node that returns reports the memory of its old lead, which is this one."""
 
     def acts(nodes, index, order):
         if order["type"] == "start" and order["attempt"] == 0 and index == 1:
@@ -207,8 +207,8 @@ def test_what_a_node_remembers_is_no_news_once_the_job_runs(tmp_path):
     assert (status.phase, len(status.history)) == (Phase.SUCCEEDED, 1)
 
 
-def test_a_node_that_was_led_by_another_meanwhile_is_believed(tmp_path):
-    """This lead was out of sight, and another one went on: what it did counts."""
+def test_memory_from_another_lead_is_used(tmp_path):
+    """This lead was cut off while another one continued the job, so the other's attempts count."""
 
     def acts(nodes, index, order):
         if order["type"] == "start" and order["attempt"] == 0 and index == 1:

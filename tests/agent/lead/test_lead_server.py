@@ -1,4 +1,4 @@
-"""The lead's door over real TLS: nodes that join and leave, and which files go where."""
+"""Server of the lead over real TLS: nodes that join and leave, and transfers of files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_node_joins(tmp_path):
     async def visit(scene):
         put(scene.folder, "attempt-0/rank-1.log", b"known")
         peer = await scene.join(1, host="rack-7", is_prepared=False, memory=memory)
-        await until(lambda: peer.find("has"), "word of what the lead has")
+        await until(lambda: peer.find("has"), "the list of the lead's files")
         assert peer.kinds() == ["welcome", "has"]
         assert peer.find("has")["files"] == {"attempt-0/rank-1.log": 5}
         node = scene.status_writer.status.nodes[1]
@@ -34,45 +34,45 @@ def test_a_node_joins(tmp_path):
 
 
 @pytest.mark.parametrize("index", [0, 3, 99])
-def test_there_are_only_so_many_nodes(tmp_path, index):
+def test_node_outside_the_job_is_refused(tmp_path, index):
     async def visit(scene):
         peer = await scene.visit(index)
-        await until(lambda: peer.has_hung_up, "it was hung up on")
+        await until(lambda: peer.has_hung_up, "it is disconnected")
         assert peer.find("refused")["why"] == f"there is no node {index} in this job"
 
     run_lead_server(tmp_path, visit)
 
 
-def test_what_nodes_say_is_heard_and_what_the_lead_says_arrives(tmp_path):
+def test_messages_pass_in_both_directions(tmp_path):
     async def visit(scene):
         peer = await scene.join(1)
         await until(lambda: 1 in scene.lead.nodes, "node 1 has joined")
         scene.lead.nodes.send_all(KeepHandover(memory=LeadHandover(attempt=0)))
         peer.say("trouble", reason="LogTruncated", message="rank-1.log is incomplete")
-        await until(lambda: scene.status_writer.status.conditions, "the trouble on the board")
+        await until(lambda: scene.status_writer.status.conditions, "the trouble is in the status")
         await until(lambda: peer.find("remember"), "the order")
 
     run_lead_server(tmp_path, visit)
 
 
-def test_two_nodes_of_one_index_are_never_here_together(tmp_path):
+def test_second_node_of_an_index_is_refused(tmp_path):
     async def visit(scene):
         first = await scene.join(1)
         await until(lambda: 1 in scene.lead.nodes, "node 1 has joined")
         second = await scene.visit(1)
-        await until(lambda: second.has_hung_up, "the second is hung up on")
+        await until(lambda: second.has_hung_up, "the second is disconnected")
         assert second.find("refused")["why"] == "node 1 is here already"
         assert ((1 in scene.lead.nodes), first.has_hung_up) == (True, False)
         await first.close()
-        await until(lambda: 1 not in scene.lead.nodes, "the first is gone")
+        await until(lambda: 1 not in scene.lead.nodes, "the first has left")
         await scene.join(1)
         await until(lambda: 1 in scene.lead.nodes, "the next one has joined")
 
     run_lead_server(tmp_path, visit)
 
 
-def test_a_node_that_leaves_is_lost_at_once_but_keeps_its_place(tmp_path, caplog):
-    """Its ranks may still be running: the next one of its index must not come yet."""
+def test_leaving_node_is_lost_but_keeps_its_index(tmp_path, caplog):
+    """Its ranks may still be running, so a new node of its index must not join yet."""
 
     async def visit(scene):
         first = await scene.join(1)
@@ -80,10 +80,10 @@ def test_a_node_that_leaves_is_lost_at_once_but_keeps_its_place(tmp_path, caplog
         first.say("leaving", why="it was told to stop (SIGTERM)")
         await until(lambda: scene.state(1) == "lost", "node 1 is lost")
         second = await scene.visit(1)
-        await until(lambda: second.has_hung_up, "the second is hung up on")
+        await until(lambda: second.has_hung_up, "the second is disconnected")
         assert not first.has_hung_up
         send(first, "attempt-0/rank-1.log", b"its last line\n")
-        await until(scene.folder.log(0, 1).exists, "what it still had to send")
+        await until(scene.folder.log(0, 1).exists, "its remaining output arrives")
 
     run_lead_server(tmp_path, visit)
     assert "is gone: it was told to stop (SIGTERM)" in caplog.text
@@ -106,14 +106,14 @@ def test_a_silent_node_is_lost(tmp_path, monkeypatch, caplog):
     async def visit(scene):
         peer = await scene.join(1)
         await until(lambda: scene.state(1) == "lost", "node 1 is lost")
-        await until(lambda: peer.has_hung_up, "it was hung up on")
+        await until(lambda: peer.has_hung_up, "it is disconnected")
 
     run_lead_server(tmp_path, visit)
     assert "is gone: it has sent nothing for 0.2 s" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         {"type": "outcome", "exited": True},
         {"type": "started", "rank": "zero", "pid": 1},
@@ -121,12 +121,12 @@ def test_a_silent_node_is_lost(tmp_path, monkeypatch, caplog):
         {"type": "join"},
     ],
 )
-def test_who_says_something_malformed_is_refused(tmp_path, said):
+def test_malformed_message_is_refused(tmp_path, message):
     async def visit(scene):
         peer = await scene.join(1)
         await until(lambda: 1 in scene.lead.nodes, "node 1 has joined")
-        peer.link.send(said)
-        await until(lambda: peer.has_hung_up, "it was hung up on")
+        peer.link.send(message)
+        await until(lambda: peer.has_hung_up, "it is disconnected")
         assert peer.find("refused")
         assert scene.state(1) == "lost"
 
@@ -136,7 +136,7 @@ def test_who_says_something_malformed_is_refused(tmp_path, said):
 # -- files ---------------------------------------------------------------------------------------
 
 
-def test_what_ranks_left_comes_to_the_lead(tmp_path):
+def test_files_of_ranks_reach_the_lead(tmp_path):
     async def visit(scene):
         peer = await scene.join(2)
         send(peer, "attempt-0/rank-2.log", b"one\n")
@@ -160,15 +160,15 @@ def test_other_files_of_a_node_are_refused(tmp_path, path, offset, why):
     async def visit(scene):
         peer = await scene.join(1)
         send(peer, path, b"x", offset=offset)
-        await until(lambda: peer.has_hung_up, "it was hung up on")
+        await until(lambda: peer.has_hung_up, "it is disconnected")
         assert why in peer.find("refused")["why"]
         assert scene.state(1) == "lost"
 
     run_lead_server(tmp_path, visit)
 
 
-def test_only_the_deputy_keeps_what_node_0_left(tmp_path):
-    """So that the next node 0 finds it; inputs go to everybody who lacks them."""
+def test_only_the_deputy_keeps_the_files_of_node_0(tmp_path):
+    """The next node 0 finds them there. Inputs go to every node that lacks them."""
 
     async def visit(scene):
         put(scene.folder, names.PAYLOAD_FILE, b"pickled")
@@ -188,7 +188,7 @@ def test_only_the_deputy_keeps_what_node_0_left(tmp_path):
     run_lead_server(tmp_path, visit, make_job(procs=2))
 
 
-def test_what_a_node_has_is_not_sent_to_it(tmp_path):
+def test_files_of_a_node_are_not_sent_to_it(tmp_path):
     async def visit(scene):
         put(scene.folder, names.PAYLOAD_FILE, b"pickled")
         put(scene.folder, "attempt-0/rank-0.log", b"one\ntwo\n")

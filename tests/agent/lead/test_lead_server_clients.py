@@ -1,4 +1,4 @@
-"""The lead's door over real TLS: clients, what they bring and get, leases, and the end."""
+"""Server of the lead over real TLS: clients, the files they send and get, leases, and the end."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ def test_a_client_is_sent_everything_and_the_status_last(tmp_path):
     run_lead_server(tmp_path, visit)
 
 
-def test_a_client_brings_the_inputs_and_nodes_get_them(tmp_path):
+def test_inputs_of_a_client_reach_the_nodes(tmp_path):
     data = b"p" * 100
 
     async def visit(scene):
         node = await scene.join(1, is_prepared=False)
         client = await scene.visit(None, has={})
-        await until(lambda: client.find("wants"), "the lead says what it wants")
+        await until(lambda: client.find("wants"), "the lead's request arrives")
         assert client.find("wants")["inputs"] is True
         assert scene.lead.nodes.prepared() == []
         send(client, names.PAYLOAD_FILE, data[:60], total_bytes=100)
         send(client, names.PAYLOAD_FILE, data[60:], offset=60, total_bytes=100)
         await until(lambda: node.files() == {names.PAYLOAD_FILE: data}, "the node has it")
         assert scene.lead.nodes.prepared() == [0]
-        send(client, names.PAYLOAD_FILE, b"again", total_bytes=5)  # too late, and no matter
+        send(client, names.PAYLOAD_FILE, b"again", total_bytes=5)  # too late, which is harmless
         client.say("cancel")
-        await until(lambda: client.find("ok"), "the client is still heard")
+        await until(lambda: client.find("ok"), "the client is still served")
         assert scene.folder.payload.read_bytes() == data
 
     plan = make_job(inputs=(make_input(names.PAYLOAD_FILE, data),))
     run_lead_server(tmp_path, visit, plan, is_ready=False)
 
 
-def test_two_clients_that_bring_the_same_do_not_get_in_each_others_way(tmp_path):
-    """Piece by piece in turn, and the slower one finds that it is not needed any more."""
+def test_two_clients_can_send_the_same_inputs(tmp_path):
+    """They alternate piece by piece. The slower one sends its last piece when it is no longer needed."""
     data = bytes(range(256)) * 4
 
     async def visit(scene):
@@ -72,22 +72,24 @@ def test_two_clients_that_bring_the_same_do_not_get_in_each_others_way(tmp_path)
         send(first, names.PAYLOAD_FILE, data[768:], offset=768, total_bytes=1024)
         for client in (first, second):
             client.say("cancel")
-            await until(lambda client=client: client.find("ok"), "it is still heard")
+            await until(lambda client=client: client.find("ok"), "it is still served")
             assert client.find("refused") is None
         assert scene.folder.payload.read_bytes() == data
         for client in (first, second):
             await client.close()
-        await until(lambda: not list(scene.folder.path.glob(".*.part")), "nothing half is left")
+        await until(
+            lambda: not list(scene.folder.path.glob(".*.part")), "partial files are deleted"
+        )
 
     plan = make_job(inputs=(make_input(names.PAYLOAD_FILE, data),))
     run_lead_server(tmp_path, visit, plan, is_ready=False)
 
 
-def test_a_client_that_brings_something_else_is_told_so(tmp_path):
+def test_client_that_sends_wrong_inputs_is_refused(tmp_path):
     async def visit(scene):
         client = await scene.visit(None, has={})
         send(client, names.PAYLOAD_FILE, b"other", total_bytes=5)
-        await until(lambda: client.has_hung_up, "it was hung up on")
+        await until(lambda: client.has_hung_up, "it is disconnected")
         refused = client.find("refused")
         assert refused["why"] == "payload.pkl is not the one that was planned"
         assert refused["hint"] == "submit again"
@@ -98,11 +100,11 @@ def test_a_client_that_brings_something_else_is_told_so(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["attempt-0/rank-0.log", "status.json", "plan.json"])
-def test_a_client_brings_nothing_but_inputs(tmp_path, path):
+def test_client_may_only_send_inputs(tmp_path, path):
     async def visit(scene):
         client = await scene.visit(None, has={})
         send(client, path, b"x", total_bytes=1)
-        await until(lambda: client.has_hung_up, "it was hung up on")
+        await until(lambda: client.has_hung_up, "it is disconnected")
         assert "is not accepted here" in client.find("refused")["why"]
 
     plan = make_job(inputs=(make_input(names.PAYLOAD_FILE, b"right"),))
@@ -110,7 +112,7 @@ def test_a_client_brings_nothing_but_inputs(tmp_path, path):
 
 
 @pytest.mark.parametrize("hello", [{"has": [1]}, {"has": {"a": "b"}}])
-def test_a_client_that_says_nonsense_is_refused(tmp_path, hello):
+def test_malformed_hello_is_refused(tmp_path, hello):
     async def visit(scene):
         with pytest.raises(ProtocolError, match="malformed"):
             await scene.visit(None, **hello)
@@ -123,7 +125,7 @@ def test_a_client_cancels(tmp_path, now):
     async def visit(scene):
         client = await scene.visit(None)
         client.say("cancel", now=now, why="enough")
-        await until(lambda: client.find("ok"), "it was heard")
+        await until(lambda: client.find("ok"), "the cancellation is confirmed")
         assert (scene.lead.stop.verdict.kind, scene.lead.stop.verdict.message) == (
             FailureKind.CANCELLED,
             "enough",
@@ -133,18 +135,18 @@ def test_a_client_cancels(tmp_path, now):
     run_lead_server(tmp_path, visit)
 
 
-def test_an_attached_job_ends_when_nobody_holds_it(tmp_path):
+def test_attached_job_ends_without_a_lease(tmp_path):
     async def visit(scene):
         by_hello = await scene.visit(None, lease=True)
-        by_word = await scene.visit(None)
-        by_word.say("lease", held=True)
+        by_message = await scene.visit(None)
+        by_message.say("lease", held=True)
         await until(lambda: scene.lead_server._num_leases == 2, "both hold it")
         watching = asyncio.ensure_future(scene.lead_server.watch_lease())
         await by_hello.close()
         await until(lambda: scene.lead_server._num_leases == 1, "one has let go")
         assert not watching.done()
-        by_word.say("lease", held=True)  # said twice, held once
-        by_word.say("lease", held=False)
+        by_message.say("lease", held=True)  # a repeated message counts once
+        by_message.say("lease", held=False)
         await asyncio.wait_for(watching, 20)
         assert scene.lead_server._num_leases == 0
         assert scene.lead.stop.verdict.message == "its client has been gone for 0.2 s"
@@ -152,7 +154,7 @@ def test_an_attached_job_ends_when_nobody_holds_it(tmp_path):
     run_lead_server(tmp_path, visit, make_job(detach=False, lease_s=0.2))
 
 
-def test_a_client_may_take_longer_to_come_than_it_may_be_gone(tmp_path):
+def test_first_lease_may_come_later_than_the_lease_timeout(tmp_path):
     async def visit(scene):
         watching = asyncio.ensure_future(scene.lead_server.watch_lease())
         await asyncio.wait({watching}, timeout=20 * 0.02)
@@ -166,8 +168,8 @@ def test_a_client_may_take_longer_to_come_than_it_may_be_gone(tmp_path):
     run_lead_server(tmp_path, visit, make_job(detach=False, lease_s=0.02))
 
 
-def test_clients_that_only_look_do_not_keep_an_abandoned_job(tmp_path):
-    """As `windlass ls` in a loop, or a dashboard."""
+def test_clients_without_a_lease_do_not_keep_an_abandoned_job(tmp_path):
+    """Such clients are `windlass ls` in a loop, or a dashboard."""
 
     async def visit(scene):
         owner = await scene.visit(None, lease=True)
@@ -198,13 +200,13 @@ def test_clients_may_read_to_the_end(tmp_path):
         assert not leaving.done()
         await reader.close()
         await asyncio.wait_for(leaving, 20)
-        assert not holder.has_hung_up  # it reads nothing: nobody waits for it
+        assert not holder.has_hung_up  # it reads nothing, so the lead does not wait for it
         await scene.lead_server.wait_for_readers(idle_timeout_s=0)
 
     run_lead_server(tmp_path, visit)
 
 
-def test_a_reader_to_whom_nothing_moves_is_not_waited_for_for_ever(tmp_path):
+def test_lead_does_not_wait_forever_for_a_stalled_reader(tmp_path):
     async def visit(scene):
         reader = await scene.visit(None, has={})
         await until(lambda: scene.lead_server._readers, "a reader")
@@ -214,33 +216,33 @@ def test_a_reader_to_whom_nothing_moves_is_not_waited_for_for_ever(tmp_path):
     run_lead_server(tmp_path, visit)
 
 
-def test_a_reader_that_has_gone_silent_is_let_go(tmp_path, monkeypatch):
+def test_silent_reader_is_disconnected(tmp_path, monkeypatch):
     monkeypatch.setattr(lead_server, "READER_SILENCE_S", 0.2)
 
     async def visit(scene):
         silent = await scene.visit(None, has={}, lease=True)
         holder = await scene.visit(None, lease=True)
-        await until(lambda: silent.has_hung_up, "the silent one is hung up on")
-        await until(lambda: scene.lead_server._num_leases == 1, "its lease is gone")
-        assert not holder.has_hung_up  # it is on this machine: its socket tells when it is gone
+        await until(lambda: silent.has_hung_up, "the silent one is disconnected")
+        await until(lambda: scene.lead_server._num_leases == 1, "its lease has ended")
+        assert not holder.has_hung_up  # it is on this machine, so its socket shows when it exits
 
     run_lead_server(tmp_path, visit)
 
 
-def test_everybody_is_told_of_the_end(tmp_path):
+def test_all_peers_are_notified_of_the_end(tmp_path):
     async def visit(scene):
         peers = [await scene.join(1), await scene.visit(None, has={})]
         await until(lambda: 1 in scene.lead.nodes, "node 1 has joined")
         await scene.lead_server.close_links({"type": "end"})
         for peer in peers:
-            await until(lambda peer=peer: peer.has_hung_up, "it was hung up on")
+            await until(lambda peer=peer: peer.has_hung_up, "it is disconnected")
             assert peer.kinds()[-1] == "end"
 
     run_lead_server(tmp_path, visit)
 
 
-def test_a_whole_job_over_links(tmp_path):
-    """Nodes join, run and tell; the last status is final only when all they left is here."""
+def test_complete_job_over_links(tmp_path):
+    """Nodes join, run and report. The status becomes final only when all their files have arrived."""
 
     async def visit(scene):
         leading = asyncio.ensure_future(scene.lead.run())
@@ -253,7 +255,7 @@ def test_a_whole_job_over_links(tmp_path):
             scene.lead.receive(index, NODE_TO_LEAD.read(message)) if index == 0 else peer.link.send(
                 message
             )
-        await until(lambda: peer.find("flush"), "the order to send what is left")
+        await until(lambda: peer.find("flush"), "the order to flush")
         scene.lead.receive(0, NODE_TO_LEAD.read({"type": "flushed"}))
         assert not scene.status_writer.status.phase.is_final
         send(peer, "attempt-0/rank-1.result", b"value", total_bytes=5)

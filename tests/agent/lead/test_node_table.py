@@ -1,4 +1,4 @@
-"""The table of nodes: who is here, whether that is enough, what each has."""
+"""Table of nodes: which are present, whether they are enough, and which files they have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from windlass.wire.status import Phase
 
 @pytest.fixture
 def play(tmp_path):
-    """Let something happen to the table of a job of three nodes, of which some have joined."""
+    """Return a function that runs a story with the table of a job of three nodes."""
 
     def run(story, *indices, **spec):
         async def main():
@@ -43,7 +43,7 @@ def lose(nodes, index):
     return nodes.lose(index, "", Parting.CLOSED, may_run=False)
 
 
-def test_nodes_come_go_and_come_back(play):
+def test_nodes_join_leave_and_return(play):
     def story(nodes):
         assert (nodes.here(), nodes.missing(), nodes.is_complete) == ([0, 1, 2], [], True)
         assert lose(nodes, 1) is not None
@@ -56,7 +56,7 @@ def test_nodes_come_go_and_come_back(play):
 
 
 def test_nodes_that_leave_after_the_end_are_not_lost(play):
-    """A client that comes later reads the status as it was when all pods had left."""
+    """A client that attaches later sees the status from before the pods left."""
 
     def story(nodes):
         writer = nodes._status_writer
@@ -69,7 +69,7 @@ def test_nodes_that_leave_after_the_end_are_not_lost(play):
     play(story, 0, 1, 2)
 
 
-def test_the_status_has_the_pod_that_a_node_is_and_of_a_lost_one_the_last(play):
+def test_status_has_the_pod_of_each_node_and_the_last_of_a_lost_one(play):
     def story(nodes):
         join(nodes, 1, pod="a-x2x3x")
         lose(nodes, 1)
@@ -95,14 +95,14 @@ def test_a_node_without_the_code_does_not_count(play):
     ("present", "min_nodes", "is_enough"),
     [([0], 1, True), ([0], 2, False), ([0, 2], 2, True), ([1, 2], 2, False), ([0, 1], 0, False)],
 )
-def test_enough_is_the_smallest_number_and_node_0(play, present, min_nodes, is_enough):
+def test_enough_means_min_nodes_including_node_0(play, present, min_nodes, is_enough):
     def story(nodes):
         assert nodes.is_enough is is_enough
 
     play(story, *present, min_nodes=min_nodes)
 
 
-def test_imports_are_done_when_all_nodes_are_here_and_have_done_them(play):
+def test_imports_are_done_when_all_nodes_have_joined_and_imported(play):
     def story(nodes):
         for index in (0, 1):
             nodes[index].has_imported = True
@@ -125,19 +125,21 @@ def test_a_node_is_named_with_its_machine(play):
     play(story, 0)
 
 
-def test_an_order_to_a_node_that_is_not_here_is_not_sent(play):
-    heard = []
+def test_order_to_an_absent_node_is_not_sent(play):
+    received = []
 
     def story(nodes):
-        nodes.join(1, lambda order, body: heard.append((order, body)), JoinLead(pid=1, python="3"))
+        nodes.join(
+            1, lambda order, body: received.append((order, body)), JoinLead(pid=1, python="3")
+        )
         assert not nodes.order(0, "order")
         assert nodes.order(1, "order", b"body")
-        assert heard == [("order", b"body")]
+        assert received == [("order", b"body")]
 
     play(story)
 
 
-def test_a_node_that_was_given_up_is_waited_for_until_its_connection_ends(play):
+def test_lead_waits_for_a_given_up_node_until_it_disconnects(play):
     def story(nodes):
         nodes.lose(1, "it did not end its ranks", Parting.CUT, may_run=True)
         assert nodes.one_world.unseen() == [1]
@@ -147,7 +149,7 @@ def test_a_node_that_was_given_up_is_waited_for_until_its_connection_ends(play):
     play(story, 0, 1)
 
 
-def test_the_ranks_of_an_agent_that_comes_back_are_dead_those_of_another_one_may_live(play):
+def test_ranks_of_a_returning_agent_are_dead_but_not_of_a_replaced_one(play):
     def story(nodes):
         join(nodes, 1, incarnation="a")
         nodes.lose(1, "it has said nothing", Parting.CUT, may_run=True)

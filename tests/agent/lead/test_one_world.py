@@ -1,4 +1,4 @@
-"""Whether an attempt may start: who of the last one is here, and who may still run ranks of it."""
+"""Conditions for starting an attempt: which agents of the last one are present or may still run ranks."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ import asyncio
 import pytest
 from tls_peers import until
 
-from windlass.agent.lead.one_world import OneWorld
+from windlass.agent.lead.node_table import OneWorld
 from windlass.agent.silence_limits import Parting, SilenceLimits
 from windlass.wire.lead_handover import LeadHandover, LostLead, Seat
 
-SIGHT = SilenceLimits(silence_s=0.05, fence_s=0.1, cut_grace_s=0.05, slack_s=0.05)
+SHORT = SilenceLimits(silence_s=0.05, fence_s=0.1, cut_grace_s=0.05, slack_s=0.05)
 
 
 def seats(text):
-    """`0 1 2b`: nodes by index; a letter tells another agent of the same index."""
+    """Return seats from text like `0 1 2b`.
+
+    A letter after the index marks another agent of that node.
+    """
     return tuple(Seat(index=int(word[0]), incarnation=word[1:]) for word in text.split())
 
 
-def find(last, here, *, own="0", is_complete=False, is_elastic=True, tell=lambda world: None):
+def find(last, here, *, own="0", is_complete=False, is_elastic=True, report=lambda world: None):
     async def run():
-        world = OneWorld(seats(own)[0], SIGHT, wake=lambda: None)
-        tell(world)
+        world = OneWorld(seats(own)[0], SHORT, wake=lambda: None)
+        report(world)
         memory = LeadHandover(attempt=0, seats=seats(last)) if last is not None else LeadHandover()
         return world.find_obstacle(
             memory, seats(here), is_complete=is_complete, is_elastic=is_elastic
@@ -37,7 +40,7 @@ def find(last, here, *, own="0", is_complete=False, is_elastic=True, tell=lambda
         (None, "0 1", "0", False, True),  # the first attempt
         ("0 1 2 3", "0 1 2", "0", False, True),
         ("0 1 2 3", "0 1", "0", False, False),  # half
-        ("0 1 2 3", "0 1 2b 3b", "0", True, True),  # half, and the others were replaced
+        ("0 1 2 3", "0 1 2b 3b", "0", True, True),  # half, and the others are replaced
         ("0 1 2 3", "0b 1b 2 3", "0b", True, False),  # half, with another lead
         ("0 1 2 3", "0b 1b 2b 3", "0b", True, False),
         ("0 1 2", "0 1", "0", False, True),
@@ -45,7 +48,7 @@ def find(last, here, *, own="0", is_complete=False, is_elastic=True, tell=lambda
         ("0 1 2", "0b 1b 2", "0b", True, False),
         ("0 1", "0", "0", False, False),
         ("0", "0", "0", False, True),
-        ("", "0b 1b", "0b", False, False),  # nobody knows who was there
+        ("", "0b 1b", "0b", False, False),  # the last attempt's agents are unknown
         ("", "0b 1b", "0b", True, True),
     ],
 )
@@ -53,30 +56,30 @@ def test_more_than_half_of_the_last_attempt(last, here, own, is_complete, may):
     assert (find(last, here, own=own, is_complete=is_complete) == "") is may
 
 
-def test_a_fixed_number_of_nodes_needs_them_all_and_nothing_else():
+def test_fixed_number_of_nodes_needs_all_but_no_majority():
     assert find("0 1", "0 1b", is_complete=True, is_elastic=False) == ""
 
 
-def test_who_ended_for_good_does_not_count():
-    def tell(world):
+def test_agents_that_have_exited_are_not_counted():
+    def report(world):
         for seat in seats("2 3"):
             world.lose(seat, Parting.CLOSED)
 
-    assert find("0 1 2 3", "0 1", tell=tell) == ""
-    assert "only 1 of the 2 nodes" in find("0 1 2 3", "0", tell=tell)
+    assert find("0 1 2 3", "0 1", report=report) == ""
+    assert "only 1 of the 2 nodes" in find("0 1 2 3", "0", report=report)
 
 
-def test_what_is_missing_is_named():
+def test_missing_nodes_are_named():
     found = find("0 1 2 3", "0 2")
     assert "only 2 of the 4 nodes of attempt 0 are here, which is not more than half" in found
     assert found.endswith("Waiting for node 1, node 3 to come back")
 
 
 @pytest.mark.parametrize("is_elastic", [True, False])
-def test_a_node_that_was_cut_off_is_given_time_to_end_its_ranks(is_elastic):
+def test_isolated_node_gets_time_to_end_its_ranks(is_elastic):
     async def run():
         woken = []
-        world = OneWorld(seats("0")[0], SIGHT, wake=lambda: woken.append(1))
+        world = OneWorld(seats("0")[0], SHORT, wake=lambda: woken.append(1))
 
         def find():
             last, here = LeadHandover(attempt=0, seats=seats("0 1 2")), seats("0 1 2b")
@@ -84,7 +87,7 @@ def test_a_node_that_was_cut_off_is_given_time_to_end_its_ranks(is_elastic):
 
         world.lose(seats("2")[0], Parting.CUT)
         assert find() == "node 2 may still be running ranks of attempt 0"
-        await until(lambda: woken, "its time is over")
+        await until(lambda: woken, "its grace is over")
         assert find() == ""
         world.lose(seats("2")[0], Parting.CUT)
         world.join(seats("2")[0])
@@ -93,7 +96,7 @@ def test_a_node_that_was_cut_off_is_given_time_to_end_its_ranks(is_elastic):
     asyncio.run(run())
 
 
-def test_a_node_that_leaves_is_waited_for_until_it_says_that_its_ranks_are_dead():
+def test_lead_waits_until_a_leaving_node_reports_its_ranks_dead():
     def leave(world):
         world.lose(seats("2")[0], Parting.LEAVING)
 
@@ -101,14 +104,14 @@ def test_a_node_that_leaves_is_waited_for_until_it_says_that_its_ranks_are_dead(
         leave(world)
         world.lose(world.find_unseen(2), Parting.CLOSED)
 
-    assert find("0 1 2", "0 1", tell=leave).startswith("node 2 may still be running")
-    assert find("0 1 2", "0 1", tell=leave_and_end) == ""
+    assert find("0 1 2", "0 1", report=leave).startswith("node 2 may still be running")
+    assert find("0 1 2", "0 1", report=leave_and_end) == ""
 
 
 @pytest.mark.parametrize(
     ("here", "is_closed", "waits"),
     [
-        ("0b 1 2", False, True),  # the old lead may be beyond a cut
+        ("0b 1 2", False, True),  # the old lead may be on the other side of a cut
         ("0b 1 2", True, False),  # it is dead
         ("0b 1 2b", True, True),  # node 2 may not have noticed yet
     ],
@@ -116,7 +119,7 @@ def test_a_node_that_leaves_is_waited_for_until_it_says_that_its_ranks_are_dead(
 def test_a_new_lead_waits_for_the_ranks_of_the_old_one(here, is_closed, waits):
     async def run():
         woken = []
-        world = OneWorld(seats("0b")[0], SIGHT, wake=lambda: woken.append(1))
+        world = OneWorld(seats("0b")[0], SHORT, wake=lambda: woken.append(1))
         last = LeadHandover(attempt=0, seats=seats("0 1 2"))
         world.hear_of_lost_lead(last, LostLead(ago_s=0.0, is_closed=is_closed))
 
@@ -124,7 +127,7 @@ def test_a_new_lead_waits_for_the_ranks_of_the_old_one(here, is_closed, waits):
             return world.find_obstacle(last, seats(here), is_complete=True, is_elastic=False)
 
         assert bool(find()) is waits
-        await until(lambda: woken, "its time is over")
+        await until(lambda: woken, "its grace is over")
         assert find() == ""
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""A compute's node that is cut off: its ranks have little time, and no call starts meanwhile."""
+"""Isolated nodes of a compute: their ranks get little time, and no call starts meanwhile."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from windlass.spec.work import Calls
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.messages.jobs import JoinLead
 
-SIGHT = SilenceLimits(silence_s=0.05, fence_s=0.1, cut_grace_s=0.05, slack_s=0.05)
+SHORT = SilenceLimits(silence_s=0.05, fence_s=0.1, cut_grace_s=0.05, slack_s=0.05)
 
 
 def run(tmp_path, part):
     async def main():
         spec = JobSpec(work=Calls(), name="warm", engine="local", nodes=2, procs=1)
         plan = make_plan(spec, job_id="warm-abcde", now_s=time.time(), facts=Facts(environ={}))
-        lead = CallLead(plan, StatusWriter(plan, JobFolder(tmp_path)), sight=SIGHT)
+        lead = CallLead(plan, StatusWriter(plan, JobFolder(tmp_path)), sight=SHORT)
         orders = []
         for index in (0, 1):
             about = JoinLead(pid=1, python="3.12.1")
@@ -44,29 +44,29 @@ async def wait_until_seen(lead):
         await asyncio.sleep(0.01)
 
 
-def test_who_was_cut_off_is_waited_for_until_its_ranks_are_dead(tmp_path):
+def test_lead_waits_until_the_ranks_of_an_isolated_node_are_dead(tmp_path):
     async def part(lead, orders):
         lead.lose(1, "it has said nothing", parting=Parting.CUT)
         assert lead.nodes.one_world.unseen() == [1]
         lead.pool.dismiss(lead.worlds.get(7), now=False)
-        assert orders[-1][1]["within_s"] == SIGHT.cut_grace_s
+        assert orders[-1][1]["within_s"] == SHORT.cut_grace_s
         await asyncio.wait_for(wait_until_seen(lead), 20)
 
     run(tmp_path, part)
 
 
-def test_a_cut_while_ranks_have_their_grace_shortens_it(tmp_path):
+def test_cut_shortens_a_running_grace_period(tmp_path):
     async def part(lead, orders):
         lead.pool.dismiss(lead.worlds.get(7), now=False)
         assert {order["within_s"] for _, order in orders} == {None}
         lead.lose(1, "it has said nothing", parting=Parting.CUT)
-        assert orders[-1] == (0, {**orders[0][1], "within_s": SIGHT.cut_grace_s})
+        assert orders[-1] == (0, {**orders[0][1], "within_s": SHORT.cut_grace_s})
 
     run(tmp_path, part)
 
 
 @pytest.mark.parametrize("how", ["says so", "hangs up"])
-def test_who_leaves_is_waited_for_until_it_has_no_ranks(tmp_path, how):
+def test_lead_waits_until_a_leaving_node_has_no_ranks(tmp_path, how):
     async def part(lead, _orders):
         lead.lose(1, "it was told to stop", parting=Parting.LEAVING)
         assert lead.nodes.one_world.unseen() == [1]
@@ -79,7 +79,7 @@ def test_who_leaves_is_waited_for_until_it_has_no_ranks(tmp_path, how):
     run(tmp_path, part)
 
 
-def test_who_died_or_had_no_ranks_is_not_waited_for(tmp_path):
+def test_lead_does_not_wait_for_dead_nodes_or_nodes_without_ranks(tmp_path):
     async def part(lead, _orders):
         lead.lose(1, "its link broke", parting=Parting.CLOSED)
         assert lead.nodes.one_world.unseen() == []
@@ -90,7 +90,7 @@ def test_who_died_or_had_no_ranks_is_not_waited_for(tmp_path):
     run(tmp_path, part)
 
 
-def test_ranks_are_killed_when_they_were_told_they_would_be_at_the_latest():
+def test_earliest_deadline_kills_the_ranks():
     async def main():
         killed = asyncio.Event()
         ranks = WorldRanks(1, grace_s=300.0)

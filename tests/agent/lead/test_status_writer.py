@@ -1,4 +1,4 @@
-"""The board: what is written on it is on disk soon, and progress is that of the slowest rank."""
+"""Status writer: changes reach the disk soon, and the progress is that of the slowest rank."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PLAN = make_plan(
 )
 
 
-def on_board(tmp_path, write):
-    """Let `write(board)` write on a board inside an event loop; the board."""
+def write_status(tmp_path, write):
+    """Call `write` with a status writer inside an event loop, and return the writer."""
 
     async def run():
         status_writer = StatusWriter(PLAN, JobFolder(tmp_path))
@@ -37,7 +37,7 @@ def on_board(tmp_path, write):
     return asyncio.run(run())
 
 
-def on_disk(tmp_path):
+def read_status_file(tmp_path):
     return records.read(JobStatus, json.loads(JobFolder(tmp_path).status.read_bytes()))
 
 
@@ -47,15 +47,15 @@ def report(rank, step=None, total=None, at_s=100.0, **metrics):
 
 
 def progress_after(tmp_path, *reports):
-    return on_board(tmp_path, lambda b: [b.report(r) for r in reports] and None).status.progress
+    return write_status(tmp_path, lambda b: [b.report(r) for r in reports] and None).status.progress
 
 
-def test_a_phase_is_on_disk_at_once_with_its_reason(tmp_path):
-    on_board(
+def test_phase_is_on_disk_immediately_with_its_reason(tmp_path):
+    write_status(
         tmp_path,
         lambda status_writer: status_writer.set_phase(Phase.RUNNING, "RanksRunning", "all of them"),
     )
-    status = on_disk(tmp_path)
+    status = read_status_file(tmp_path)
     assert (status.phase, status.ended_at_s) == (Phase.RUNNING, None)
     [condition] = status.conditions
     assert (condition.type, condition.reason, condition.message) == (
@@ -66,14 +66,14 @@ def test_a_phase_is_on_disk_at_once_with_its_reason(tmp_path):
 
 
 def test_a_final_phase_has_an_end(tmp_path):
-    on_board(
+    write_status(
         tmp_path, lambda status_writer: status_writer.set_phase(Phase.FAILED, "RankFailed", "one")
     )
-    status = on_disk(tmp_path)
+    status = read_status_file(tmp_path)
     assert status.ended_at_s == pytest.approx(status.conditions[-1].since_s, abs=5)
 
 
-def test_small_things_are_on_disk_soon(tmp_path):
+def test_small_changes_are_on_disk_soon(tmp_path):
     async def write(status_writer):
         status_writer.set_node(1, state="joined", pid=7)
         status_writer.set_rank(2, state="running", pid=8)
@@ -81,19 +81,19 @@ def test_small_things_are_on_disk_soon(tmp_path):
         while not JobFolder(tmp_path).status.exists():
             await asyncio.sleep(0.01)
 
-    on_board(tmp_path, write)
-    status = on_disk(tmp_path)
+    write_status(tmp_path, write)
+    status = read_status_file(tmp_path)
     assert (status.nodes[1].state, status.nodes[1].pid) == ("joined", 7)
     assert (status.ranks[2].state, status.ranks[2].pid) == ("running", 8)
     assert status.ranks[1].state == "pending"
 
 
-def test_conditions_are_said_once(tmp_path):
+def test_repeated_conditions_are_added_once(tmp_path):
     def write(status_writer):
         for message in ("a", "b", "a"):
             status_writer.add_condition("warning", "LogTruncated", message)
 
-    status_writer = on_board(tmp_path, write)
+    status_writer = write_status(tmp_path, write)
     assert [condition.message for condition in status_writer.status.conditions] == ["a", "b"]
 
 
@@ -103,7 +103,7 @@ def test_moments_are_marked_once_and_in_order(tmp_path):
         status_writer.mark("first", 7.0)
         status_writer.mark("second", 6.0)
 
-    status_writer = on_board(tmp_path, write)
+    status_writer = write_status(tmp_path, write)
     assert [(m.name, m.at_s) for m in status_writer.status.timeline] == [
         ("submitted", 5.0),
         ("first", 7.0),
@@ -119,8 +119,8 @@ def test_verdicts_are_final_or_history(tmp_path):
         status_writer.set_verdict(first, final=False)
         status_writer.set_verdict(last, final=True)
 
-    on_board(tmp_path, write)
-    status = on_disk(tmp_path)
+    write_status(tmp_path, write)
+    status = read_status_file(tmp_path)
     assert (status.history, status.verdict) == ((first,), last)
 
 
@@ -129,16 +129,17 @@ def test_progress_is_the_slowest_rank_s(tmp_path):
         tmp_path, report(0, 8, 10, loss=0.5), report(1, 3, 10, loss=9.0), report(2, 5, 12)
     )
     assert (progress.step, progress.max_step, progress.total) == (3, 8, 12)
-    assert (progress.rank, progress.metrics) == (1, {"loss": 9.0})  # of the same rank
+    # the metrics are of the same rank
+    assert (progress.rank, progress.metrics) == (1, {"loss": 9.0})
 
 
-def test_metrics_of_earlier_steps_say_which(tmp_path):
+def test_metrics_of_earlier_steps_have_their_step(tmp_path):
     progress = progress_after(tmp_path, report(0, 1, loss=0.5, lr=1), report(0, 2, loss=0.4))
     assert progress.metrics == {"loss": 0.4, "lr": 1}
     assert (progress.step, progress.metric_steps) == (2, {"lr": 1})
 
 
-def test_ranks_are_apart_only_if_reports_cannot_explain_it(tmp_path):
+def test_spread_needs_more_than_the_delay_between_reports(tmp_path):
     near = progress_after(tmp_path, report(0, 20), report(1, 21))
     assert not near.is_spread
     assert progress_after(tmp_path, report(0, 20), report(1, 22)).is_spread
@@ -147,7 +148,7 @@ def test_ranks_are_apart_only_if_reports_cannot_explain_it(tmp_path):
     assert progress_after(tmp_path, *fast, report(1, 140, at_s=2.0)).is_spread
 
 
-def test_the_last_step_has_its_time(tmp_path):
+def test_last_step_has_its_time(tmp_path):
     reports = [report(0, 3, at_s=5.0), report(0, 3, at_s=7.0), report(1, 9, at_s=8.0)]
     progress = progress_after(tmp_path, *reports)
     assert (progress.at_s, progress.step_at_s) == (8.0, 5.0)
@@ -159,24 +160,24 @@ def test_progress_ends_with_its_attempt(tmp_path):
         failed = Verdict(kind=FailureKind.USER_ERROR, message="boom")
         status_writer.set_verdict(failed, final=False)
 
-    assert on_board(tmp_path, write).status.progress == Progress()
+    assert write_status(tmp_path, write).status.progress == Progress()
 
 
-def test_a_metric_that_is_no_number_is_a_warning_once(tmp_path):
+def test_nan_metric_is_one_warning(tmp_path):
     nan = float("nan")
 
     def write(status_writer):
         status_writer.report(report(1, 57, loss=nan, lr=0.1))
         status_writer.report(report(0, 58, loss=nan))
 
-    conditions = on_board(tmp_path, write).status.conditions
+    conditions = write_status(tmp_path, write).status.conditions
     warnings = [c.message for c in conditions if c.type == "warning"]
     assert warnings == ["rank 1 reported loss nan at step 57"]
 
 
 def test_speed_and_time_left(tmp_path):
     one = report(0, 10, 100, at_s=50.0)
-    assert progress_after(tmp_path, one).eta_s is None  # nothing to compare with yet
+    assert progress_after(tmp_path, one).eta_s is None  # no earlier report to compare with
     two = progress_after(tmp_path, one, report(0, 30, 100, at_s=60.0))
     assert two.steps_per_s == pytest.approx(2.0)
     assert two.eta_s == pytest.approx(35.0)
@@ -199,55 +200,55 @@ def test_metrics_alone_are_progress_without_a_step(tmp_path):
 
 
 @pytest.mark.parametrize("rank", [-1, 4, 99])
-def test_a_rank_that_is_not_there_is_not_heard(tmp_path, rank):
+def test_reports_of_unknown_ranks_are_ignored(tmp_path, rank):
     progress = progress_after(tmp_path, report(rank, 1, 5, loss=7.0), report(0, 3, 5, loss=0.1))
     assert (progress.step, progress.metrics) == (3, {"loss": 0.1})
 
 
-def test_the_first_step_is_a_moment(tmp_path):
-    status_writer = on_board(tmp_path, lambda b: b.report(report(2, 1, at_s=9.0)))
+def test_first_step_is_in_the_timeline(tmp_path):
+    status_writer = write_status(tmp_path, lambda b: b.report(report(2, 1, at_s=9.0)))
     assert [m.at_s for m in status_writer.status.timeline if m.name == "first step"] == [9.0]
     assert [rank.step for rank in status_writer.status.ranks] == [None, None, 1, None]
 
 
-def test_a_new_attempt_starts_from_nothing(tmp_path):
+def test_new_attempt_resets_ranks_and_progress(tmp_path):
     def write(status_writer):
         status_writer.set_rank(0, state="running", pid=3)
         status_writer.report(report(0, 80, 100, at_s=1.0, loss=0.1))
         status_writer.start_attempt(1, status_writer._plan)
 
-    status_writer = on_board(tmp_path, write)
+    status_writer = write_status(tmp_path, write)
     assert status_writer.status.attempt == 1
     assert {rank.state for rank in status_writer.status.ranks} == {"pending"}
     assert status_writer.status.progress == Progress()
 
 
-def test_a_disk_that_cannot_be_written_is_survived(tmp_path):
+def test_unwritable_disk_does_not_raise(tmp_path):
     def write(status_writer):
         status_writer.set_phase(Phase.RUNNING, "RanksRunning", "one")
         (tmp_path / "here").mkdir()
         status_writer.set_phase(Phase.SUCCEEDED, "AllRanksReturned", "two")
 
-    status_writer = on_board(tmp_path / "here", write)
+    status_writer = write_status(tmp_path / "here", write)
     assert status_writer.status.phase is Phase.SUCCEEDED
-    assert on_disk(tmp_path / "here").phase is Phase.SUCCEEDED
+    assert read_status_file(tmp_path / "here").phase is Phase.SUCCEEDED
 
 
-def test_room_for_the_last_word_is_kept_until_it_is_said(tmp_path):
+def test_space_for_the_final_status_is_reserved(tmp_path):
     reserve = JobFolder(tmp_path).reserve
 
     def write(status_writer):
         size = reserve.stat().st_size
         status_writer.set_phase(Phase.RUNNING, "RanksRunning", "one")
         assert reserve.stat().st_size == size > 2 * JobFolder(tmp_path).status.stat().st_size
-        # as on a full disk: a status cannot be written beside, only where room was kept
+        # on a full disk there is no space for a second file, so the status goes into the reserved one
         status_writer.set_phase(Phase.STOPPING, "RankFailed", "two")
         status_writer._write_in_reserve(b"the last word")
 
-    on_board(tmp_path, write)
+    write_status(tmp_path, write)
     assert JobFolder(tmp_path).status.read_bytes() == b"the last word"
-    on_board(
+    write_status(
         tmp_path, lambda status_writer: status_writer.set_phase(Phase.FAILED, "RankFailed", "three")
     )
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
-    assert on_disk(tmp_path).phase is Phase.FAILED
+    assert read_status_file(tmp_path).phase is Phase.FAILED

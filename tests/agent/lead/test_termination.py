@@ -1,6 +1,6 @@
-"""The end of node 0's pod: whatever its job left, an agent whose job has ended exits with 0.
+"""End of node 0's pod: an agent whose job has ended exits with 0, whatever files its job left.
 
-A lead in a process of its own, with a real rank; what it cannot keep is named.
+The lead is a separate process with a real rank. The pod's last word names the files that it cannot keep.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ LARGE = 3 << 20
 HEADER = '{"rank":0,"attempt":0,"state":"returned","at_s":1.0}'
 
 
-def leave(num_bytes, path=RESULT):
-    """A command that leaves a result of that size."""
+def make_result_command(num_bytes, path=RESULT):
+    """Return a command that writes a result of that size."""
     return f"echo '{HEADER}' > {path} && truncate -s {num_bytes} {path}"
 
 
 class PodLead:
-    """One lead, node 0 of one, whose only rank is a shell command run in the job's folder."""
+    """Lead of a job with one node, whose only rank is a shell command run in the job's folder."""
 
     def __init__(self, tmp_path, script, *, memory_bytes=0, constants=None, **spec):
         self.folder = JobFolder(tmp_path / "lead")
@@ -59,8 +59,8 @@ class PodLead:
         with self.log.open("wb") as log, (tmp_path / "errors").open("wb") as errors:
             self.process = subprocess.Popen(make_command("lead", about), stdout=log, stderr=errors)
 
-    def ends(self):
-        """Its exit code, and its last word."""
+    def wait_for_end(self):
+        """Wait for the process, and return its exit code and its last word."""
         code = self.process.wait(60)
         return code, read_last_word(self.log.read_bytes())
 
@@ -69,7 +69,7 @@ class PodLead:
             return json.loads(self.folder.status.read_bytes())["phase"] == "succeeded"
         return False
 
-    def make_line(self, folder):
+    def make_sync(self, folder):
         return LeadSync(JOB, folder, lambda: connect_lead(self.port, self.files))
 
 
@@ -89,11 +89,11 @@ def lead(tmp_path):
 
 
 def test_a_result_larger_than_memory_is_left_out_and_named(lead):
-    one = lead(f"{leave(64 << 30)}", memory_bytes=4 << 30)
-    code, said = one.ends()
+    one = lead(f"{make_result_command(64 << 30)}", memory_bytes=4 << 30)
+    code, last_word = one.wait_for_end()
     assert code == 0
-    assert said.omitted == {RESULT: 64 << 30}
-    assert json.loads(said.files["status.json"])["phase"] == "succeeded"
+    assert last_word.omitted == {RESULT: 64 << 30}
+    assert json.loads(last_word.files["status.json"])["phase"] == "succeeded"
     assert one.message.read_text() == "succeeded: all 1 ranks returned"
 
 
@@ -102,84 +102,86 @@ def test_a_result_larger_than_memory_is_left_out_and_named(lead):
     [f"mkdir {RESULT}", f"ln -s nowhere {RESULT}", f"ln -s /proc/1/mem {RESULT}"],
     ids=["a folder", "nothing behind it", "not readable"],
 )
-def test_a_result_that_cannot_be_read_fails_nobody(lead, script):
-    code, said = lead(f"{script} && echo done").ends()
+def test_unreadable_result_does_not_fail_the_agent(lead, script):
+    code, last_word = lead(f"{script} && echo done").wait_for_end()
     assert code == 0
-    assert RESULT not in said.files
-    assert said.files["attempt-0/rank-0.log"].endswith(b" done\n")
+    assert RESULT not in last_word.files
+    assert last_word.files["attempt-0/rank-0.log"].endswith(b" done\n")
 
 
-def test_what_fits_is_kept_beside_what_does_not(lead):
-    one = lead(f"{leave(LARGE)} && printf value > attempt-0/rank-1.result")
-    code, said = one.ends()
-    assert (code, said.omitted) == (0, {RESULT: LARGE})
-    assert said.files["attempt-0/rank-1.result"] == b"value"
+def test_small_results_are_kept_beside_large_ones(lead):
+    one = lead(f"{make_result_command(LARGE)} && printf value > attempt-0/rank-1.result")
+    code, last_word = one.wait_for_end()
+    assert (code, last_word.omitted) == (0, {RESULT: LARGE})
+    assert last_word.files["attempt-0/rank-1.result"] == b"value"
 
 
 def test_arguments_of_a_command_are_not_in_the_last_word(lead):
-    """Who may read logs may not read Secrets, as with Kubernetes' own role `view`."""
+    """Users who may read logs may not read Secrets, as with Kubernetes' own role `view`."""
     one = lead("test hunter2")
-    code, said = one.ends()
+    code, last_word = one.wait_for_end()
     assert code == 0
     assert b"hunter2" in one.folder.plan.read_bytes()
-    assert not [path for path, data in said.files.items() if b"hunter2" in data]
+    assert not [path for path, data in last_word.files.items() if b"hunter2" in data]
 
 
-def test_told_to_stop_after_the_end_it_leaves_its_last_word_and_exits_with_0(lead):
-    """A drained node must not have a finished job run again."""
-    one = lead(f"{leave(LARGE)}", constants={"_FIRST_READER_S": 600.0})
+def test_lead_stopped_after_the_end_exits_with_0(lead):
+    """Otherwise, draining a node would run a finished job again."""
+    one = lead(f"{make_result_command(LARGE)}", constants={"_FIRST_READER_S": 600.0})
     wait_for(one.is_final, "the job has ended")
     one.process.send_signal(signal.SIGTERM)
-    code, said = one.ends()
-    assert (code, said.omitted) == (0, {RESULT: LARGE})
+    code, last_word = one.wait_for_end()
+    assert (code, last_word.omitted) == (0, {RESULT: LARGE})
 
 
 # -- readers -------------------------------------------------------------------------------------
 
 
-def test_a_reader_whose_line_broke_before_the_end_comes_back_for_its_result(lead, tmp_path):
-    """The pod's log would not keep it."""
+def test_reconnected_reader_gets_its_result(lead, tmp_path):
+    """The result is too large for the pod's log."""
     go = tmp_path / "go"
-    one = lead(f"until [ -e {go} ]; do sleep 0.05; done; {leave(LARGE)}", lease_s=600.0)
+    one = lead(
+        f"until [ -e {go} ]; do sleep 0.05; done; {make_result_command(LARGE)}", lease_s=600.0
+    )
     client = JobFolder(tmp_path / "client")
     client.path.mkdir()
-    first = one.make_line(client)
-    wait_for(first.is_synced.is_set, "the reader is there")
+    first = one.make_sync(client)
+    wait_for(first.is_synced.is_set, "the reader is synchronized")
     first.let_go()
     first._thread.join(20)
     go.touch()
     wait_for(one.is_final, "the job has ended")
-    again = one.make_line(client)
-    wait_for(lambda: client.result(0, 0).exists(), "the result has come")
+    again = one.make_sync(client)
+    wait_for(lambda: client.result(0, 0).exists(), "the result has arrived")
     assert client.result(0, 0).stat().st_size == LARGE
-    code, _ = one.ends()  # at once: the reader has said that it has all
+    code, _ = one.wait_for_end()  # no wait, because the reader has confirmed that it has all
     assert code == 0
     again.close()
 
 
-def test_a_reader_that_never_comes_back_is_waited_for_as_long_as_a_lease(lead, tmp_path):
+def test_lead_waits_a_lease_for_a_lost_reader(lead, tmp_path):
     go = tmp_path / "go"
-    one = lead(f"until [ -e {go} ]; do sleep 0.05; done; {leave(LARGE)}", lease_s=0.5)
+    one = lead(f"until [ -e {go} ]; do sleep 0.05; done; {make_result_command(LARGE)}", lease_s=0.5)
     client = JobFolder(tmp_path / "client")
     client.path.mkdir()
-    line = one.make_line(client)
-    wait_for(line.is_synced.is_set, "the reader is there")
-    line.let_go()
-    line._thread.join(20)
+    sync = one.make_sync(client)
+    wait_for(sync.is_synced.is_set, "the reader is synchronized")
+    sync.let_go()
+    sync._thread.join(20)
     go.touch()
-    code, said = one.ends()
-    assert (code, said.omitted) == (0, {RESULT: LARGE})
+    code, last_word = one.wait_for_end()
+    assert (code, last_word.omitted) == (0, {RESULT: LARGE})
 
 
-def test_a_reader_that_left_is_not_waited_for_where_the_log_keeps_all(lead, tmp_path):
+def test_lead_does_not_wait_for_a_lost_reader_if_the_log_keeps_all(lead, tmp_path):
     go = tmp_path / "go"
     one = lead(f"until [ -e {go} ]; do sleep 0.05; done; printf value > {RESULT}", lease_s=600.0)
     client = JobFolder(tmp_path / "client")
     client.path.mkdir()
-    line = one.make_line(client)
-    wait_for(line.is_synced.is_set, "the reader is there")
-    line.let_go()
-    line._thread.join(20)
+    sync = one.make_sync(client)
+    wait_for(sync.is_synced.is_set, "the reader is synchronized")
+    sync.let_go()
+    sync._thread.join(20)
     go.touch()
-    code, said = one.ends()
-    assert (code, said.files[RESULT]) == (0, b"value")
+    code, last_word = one.wait_for_end()
+    assert (code, last_word.files[RESULT]) == (0, b"value")

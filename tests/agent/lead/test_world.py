@@ -1,4 +1,4 @@
-"""Worlds: which nodes and ranks take part, counted anew; where they meet."""
+"""Worlds: which nodes and ranks take part, how they are numbered, and where they meet."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def test_fewer_nodes_than_there_are():
         ([2, 2], [(1, [0])]),
     ],
 )
-def test_chosen_ranks_are_counted_anew_on_their_own_nodes(ranks, found):
+def test_chosen_ranks_are_renumbered_on_their_nodes(ranks, found):
     assert choose(ranks) == found
 
 
 @pytest.mark.parametrize("ranks", [[], [6], [-1], [0, 99]])
-def test_ranks_that_are_not_there(ranks):
+def test_unknown_ranks(ranks):
     with pytest.raises(SpecError, match="cannot be chosen from 6"):
         choose(ranks)
 
 
-def test_every_call_of_a_meeting_has_a_part_of_its_own():
+def test_every_call_of_a_meeting_has_its_own_part():
     meeting, make_env = Store(1, port=29500), load_framework("pytorch").make_call_env
     first = make_env(meeting.describe("10.0.0.1"))
     assert first["MASTER_ADDR"] == "10.0.0.1"
@@ -62,7 +62,7 @@ def test_every_call_of_a_meeting_has_a_part_of_its_own():
     assert meeting.next_part() != meeting.next_part()
 
 
-def test_a_world_is_cleared_when_all_its_nodes_say_so():
+def test_world_is_cleared_when_all_its_nodes_report_it():
     world = World(1, make_calls_plan(nodes=2), "shape")
     assert world.nodes == [0, 1]
     world.cleared.add(1)

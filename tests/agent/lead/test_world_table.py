@@ -1,4 +1,4 @@
-"""Worlds and their nodes: who is told to end ranks, how much time they have, where none are left."""
+"""Worlds and their nodes: which nodes must end ranks, how much time they have, and which are clear."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ PLAN = make_pod_plan("job-1", nodes=3, procs=2)
 
 
 class Scene:
-    """Three nodes, a world on two of them, and what nodes were told."""
+    """Table of three nodes with a world on two of them, and a record of the orders they got."""
 
     def __init__(self, folder):
         self.status_writer = StatusWriter(PLAN, JobFolder(folder))
         self.nodes = NodeTable(PLAN, self.status_writer, wake=lambda: None)
         self.worlds = WorldTable(self.nodes)
-        self.told = []
+        self.orders = []
         for index in range(3):
-            hear = lambda order, _body, i=index: self.told.append((i, order))  # noqa: E731
+            hear = lambda order, _body, i=index: self.orders.append((i, order))  # noqa: E731
             self.nodes.join(index, hear, JoinLead(pid=1, python="3.12.1"))
         self.world = World(5, PLAN.on_nodes([0, 2]))
         self.worlds.add(self.world)
@@ -51,19 +51,19 @@ def stop(**fields):
     return EndWorld(**{"world": 5, "now": False, "signal": signal.SIGTERM, **fields})
 
 
-def test_the_nodes_of_a_world_are_told_node_0_last(play):
+def test_node_0_of_a_world_gets_its_order_last(play):
     def story(scene):
         scene.worlds.send(scene.world, ReleaseRanks())
-        assert scene.told == [(2, ReleaseRanks()), (0, ReleaseRanks())]
+        assert scene.orders == [(2, ReleaseRanks()), (0, ReleaseRanks())]
 
     play(story)
 
 
-def test_a_world_is_cleared_when_no_node_has_ranks_of_it(play):
+def test_world_is_cleared_when_no_node_has_ranks(play):
     def story(scene):
         scene.worlds.end(scene.world, now=False, signum=signal.SIGINT)
         order = stop(signal=signal.SIGINT, within_s=None)
-        assert scene.told == [(2, order), (0, order)]
+        assert scene.orders == [(2, order), (0, order)]
         scene.worlds.take_cleared(0, WorldCleared(world=5))
         scene.worlds.take_cleared(2, WorldCleared(world=4))
         assert not scene.world.is_cleared
@@ -73,43 +73,43 @@ def test_a_world_is_cleared_when_no_node_has_ranks_of_it(play):
     play(story)
 
 
-def test_nodes_that_are_not_here_are_not_waited_for(play):
+def test_absent_nodes_are_not_waited_for(play):
     def story(scene):
         scene.worlds.lose(2, "its link broke", Parting.CLOSED)
         assert not scene.world.is_alive
         scene.worlds.end(scene.world, now=True)
-        assert scene.told == [(0, stop(now=True, within_s=None))]
+        assert scene.orders == [(0, stop(now=True, within_s=None))]
         scene.worlds.take_cleared(0, WorldCleared(world=5))
         assert scene.world.is_cleared
 
     play(story)
 
 
-def test_ranks_have_less_time_once_a_node_of_theirs_is_cut_off(play):
+def test_ranks_get_less_time_once_a_node_is_cut_off(play):
     def story(scene):
         scene.worlds.end(scene.world, now=False, signum=signal.SIGINT)
-        scene.told.clear()
+        scene.orders.clear()
         scene.worlds.lose(2, "it has said nothing", Parting.CUT)
         less = stop(signal=signal.SIGINT, within_s=SIGHT.cut_grace_s)
-        assert scene.told == [(0, less)]
+        assert scene.orders == [(0, less)]
         assert scene.nodes.one_world.unseen() == [2]
 
     play(story)
 
 
-def test_so_they_have_where_one_that_leaves_is_cut_off(play):
+def test_ranks_get_less_time_once_a_leaving_node_is_cut_off(play):
     def story(scene):
         scene.worlds.lose(2, "it was told to stop", Parting.LEAVING)
         scene.worlds.end(scene.world, now=False)
-        assert scene.told == [(0, stop(within_s=None))]
+        assert scene.orders == [(0, stop(within_s=None))]
         assert scene.worlds.lose(2, "its link broke", Parting.CUT) is None
-        assert scene.told[-1] == (0, stop(within_s=SIGHT.cut_grace_s))
+        assert scene.orders[-1] == (0, stop(within_s=SIGHT.cut_grace_s))
 
     play(story)
 
 
 @pytest.mark.parametrize("index", [1, 2])
-def test_a_node_that_has_no_ranks_of_it_is_not_waited_for(play, index):
+def test_node_without_ranks_is_not_waited_for(play, index):
     def story(scene):
         scene.worlds.take_cleared(2, WorldCleared(world=5))
         scene.worlds.lose(index, "it has said nothing", Parting.CUT)
@@ -119,7 +119,7 @@ def test_a_node_that_has_no_ranks_of_it_is_not_waited_for(play, index):
     play(story)
 
 
-def test_a_world_that_lost_a_rank_is_given_nothing_more(play):
+def test_world_that_lost_a_rank_gets_no_more_calls(play):
     def story(scene):
         scene.worlds.lose_rank(4)
         assert scene.world.is_alive
