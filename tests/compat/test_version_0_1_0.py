@@ -1,7 +1,7 @@
-"""Clients read, cancel and remove what version 0.1.0 has left or started.
+"""Clients read, cancel and remove jobs of version 0.1.0, and computes that it started.
 
-Two folders of jobs are kept as that version wrote them. Where the history of this repository is at hand, a
-client of that version starts jobs and computes, too.
+Two recorded folders hold jobs in that version's format. If the repository's history is available, a client of
+that version also starts jobs and computes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from windlass.wire.status import FailureKind
 
 @pytest.fixture
 def recorded(home: Path) -> Path:
-    """A home with the folders of two jobs of version 0.1.0."""
+    """Return a home with the folders of two jobs of version 0.1.0."""
     jobs = home / "jobs"
     shutil.copytree(DATA / "jobs", jobs)
     for folder in (home, jobs, *jobs.iterdir()):
@@ -38,7 +38,7 @@ def run_windlass(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=120)
 
 
-# -- what it has left ------------------------------------------------------------------------------
+# -- recorded jobs --------------------------------------------------------------------------------
 
 
 def test_a_job_that_succeeded_is_read_and_removed(recorded):
@@ -53,7 +53,7 @@ def test_a_job_that_succeeded_is_read_and_removed(recorded):
     assert not (recorded / "jobs" / job.id).exists()
 
 
-def test_a_job_that_failed_says_why(recorded):
+def test_failed_job_reports_its_cause(recorded):
     job = wl.attach("fail")
     verdict = job.status().verdict
     assert (verdict.kind, verdict.rank) == (FailureKind.USER_ERROR, 1)
@@ -63,7 +63,7 @@ def test_a_job_that_failed_says_why(recorded):
 
 
 @pytest.mark.parametrize("verb", ["status", "why", "logs", "result", "rm"])
-def test_the_command_line_knows_it(recorded, verb):
+def test_command_line_shows_the_recorded_job(recorded, verb):
     ran = run_windlass(verb, "add")
     assert ran.returncode == 0, ran.stderr
 
@@ -79,7 +79,7 @@ DIRECTIONS = {(one.sender, one.receiver): one for one in (LEAD_TO_CLIENT, COMPUT
 @pytest.mark.parametrize(
     ("sender", "receiver", "header"), HEARD, ids=[row[2]["type"] for row in HEARD]
 )
-def test_what_its_leads_say_is_understood(sender, receiver, header):
+def test_messages_of_its_leads_are_understood(sender, receiver, header):
     message = DIRECTIONS[sender, receiver].read(header)
     understood = message.to_header()
     for key, value in header.items():
@@ -89,7 +89,7 @@ def test_what_its_leads_say_is_understood(sender, receiver, header):
             assert understood[key] == value
 
 
-# -- what it has started ---------------------------------------------------------------------------
+# -- running jobs ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")

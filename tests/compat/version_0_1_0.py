@@ -1,7 +1,7 @@
-"""Version 0.1.0 of Windlass, from the history of this repository, and what its clients start.
+"""Version 0.1.0 of Windlass from this repository's history, and the jobs that its clients start.
 
-`python tests/compat/version_0_1_0.py` records into `tests/compat/data/0.1.0`: the folders of two jobs, and
-one message of each kind that clients heard from leads meanwhile.
+`python tests/compat/version_0_1_0.py` records into `tests/compat/data/0.1.0`. It records the folders of two
+jobs, and one message of each kind that leads sent to clients.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-COMMIT = "8f0e010"  # the last one of that version whose layout was the first one
+COMMIT = "8f0e010"  # the last commit of that version with the first layout
 DATA = Path(__file__).parent / "data/0.1.0"
 TIMEOUT_S = 300.0
 
@@ -79,11 +79,11 @@ else:
 
 
 class NoHistory(Exception):
-    """The commit is not here: a shallow clone, or no repository at all."""
+    """Raised if the commit is missing, as in a shallow clone or outside a repository."""
 
 
 def unpack_source(folder: Path) -> Path:
-    """Write the sources of version 0.1.0 below a folder, and return what goes on the path."""
+    """Write the sources of version 0.1.0 below a folder, and return the entry for the Python path."""
     try:
         archive = subprocess.run(
             ["git", "archive", COMMIT, "src"], cwd=ROOT, capture_output=True, check=True
@@ -96,7 +96,7 @@ def unpack_source(folder: Path) -> Path:
 
 
 def start(source: Path, kind: str, project: Path) -> str:
-    """Have a client of version 0.1.0 start a job or a compute; its reference or name."""
+    """Start a job or a compute with a client of version 0.1.0. Return its reference or name."""
     project.mkdir(exist_ok=True)
     (project / "old_work.py").write_text(WORK)
     (project / "old_client.py").write_text(CLIENT)
@@ -113,7 +113,7 @@ def start(source: Path, kind: str, project: Path) -> str:
 
 
 def record() -> None:
-    """Record two jobs, one that failed, and the messages, without paths of this machine."""
+    """Record two jobs, one of which failed, and the messages. Replace this machine's paths."""
     shutil.rmtree(DATA, ignore_errors=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()

@@ -1,4 +1,4 @@
-"""metrics.jsonl of runs whose times are known, line by line."""
+"""Generator of metrics.jsonl files for runs with known times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class MetricsLines:
-    """Writes what a training would: one line for each 10 steps."""
+    """Writes the lines of a training, one for each 10 steps."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What two probing pods found, as checks; and the pods themselves."""
+"""Checks that two probing pods produce, and the pods themselves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_all_is_well() -> None:
     assert checks["image's torch"].found == "2.13.0, here 2.12.0; imported in 1.5 s"
 
 
-def test_another_minor_version_of_python_is_told() -> None:
+def test_other_minor_version_of_python_is_reported() -> None:
     check = _describe(python="3.12.1")["image's python"]
     assert check.state == "warn"
     assert "by value" in check.hint
@@ -68,7 +68,7 @@ def test_pods_that_cannot_reach_each_other() -> None:
     assert "DNS" in checks[0].hint
 
 
-def test_the_pods_are_restricted_and_go_by_themselves() -> None:
+def test_pods_are_restricted_and_remove_themselves() -> None:
     spec = render_job("probe", "image:1")["spec"]
     pod = spec["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True

@@ -1,4 +1,4 @@
-"""What is here and what is missing."""
+"""Checks of the local installation."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def _check(**flags: object) -> dict[str, Check]:
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """An interpreter in which torch is not to be found."""
+    """Return an interpreter that cannot import torch."""
     path = tmp_path / "python"
     path.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     path.chmod(0o755)
     return path
 
 
-def test_everything_is_looked_at(python: Path, home: Path) -> None:
+def test_everything_is_checked(python: Path, home: Path) -> None:
     found = _check(python=str(python))
     assert list(found) == [
         "windlass",
@@ -52,7 +52,7 @@ def test_everything_is_looked_at(python: Path, home: Path) -> None:
     assert not home.exists(), "looking makes nothing"
 
 
-def test_torch_missing_is_told_but_not_fatal(python: Path) -> None:
+def test_missing_torch_is_reported_but_not_fatal(python: Path) -> None:
     check = _check(python=str(python))["torch for ranks"]
     assert check.state == "missing"
     assert check.found == "ModuleNotFoundError: No module named 'torch'"
@@ -60,7 +60,7 @@ def test_torch_missing_is_told_but_not_fatal(python: Path) -> None:
     assert not check.is_fatal
 
 
-def test_no_such_interpreter_is_fatal() -> None:
+def test_missing_interpreter_is_fatal() -> None:
     found = _check(python="no-such-python")
     assert found["ranks' python"].is_fatal
     assert "torch for ranks" not in found
@@ -75,7 +75,7 @@ def test_an_old_interpreter_is_fatal(tmp_path: Path) -> None:
     assert "3.10" in check.hint
 
 
-def test_a_home_that_cannot_be_made(tmp_path: Path, python: Path) -> None:
+def test_home_that_cannot_be_created(tmp_path: Path, python: Path) -> None:
     (tmp_path / "file").write_text("")
     check = _check(home=str(tmp_path / "file" / "home"), python=str(python))["home"]
     assert check.is_fatal

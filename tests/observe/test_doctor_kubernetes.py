@@ -1,4 +1,4 @@
-"""What a cluster has and lacks, as a real one tells it."""
+"""Checks of a cluster, against a real one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _check(*, deep: bool = False, **flags: object) -> dict[str, Check]:
     return {check.name: check for check in check_cluster(settings, deep=deep)}
 
 
-def test_a_cluster_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -56,7 +56,7 @@ def test_an_admin_sees_everything(admin: Api) -> None:
 
 
 @pytest.mark.cluster
-def test_a_namespace_that_is_not_there() -> None:
+def test_missing_namespace() -> None:
     check = _check(namespace="windlass-no-such")["namespace"]
     assert check.is_fatal
     assert "kubectl create namespace windlass-no-such" in check.hint
@@ -83,7 +83,7 @@ def test_a_user_with_the_role_alone(
 
 
 @pytest.mark.cluster
-def test_missing_verbs_are_named_and_the_role_is_handed_out(
+def test_missing_verbs_are_named_and_the_role_is_printed(
     admin: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = [rule for rule in _rules() if rule["resources"] not in (["secrets"], ["events"])]
@@ -99,10 +99,10 @@ def test_missing_verbs_are_named_and_the_role_is_handed_out(
 
 
 @pytest.mark.cluster
-def test_two_pods_try_the_cluster_out_and_nothing_is_left(
+def test_two_probing_pods_leave_nothing_behind(
     admin: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the Role alone, in a restricted namespace."""
+    """This test uses only the permissions of the Role, in a restricted namespace."""
     monkeypatch.setenv("KUBECONFIG", str(make_kubeconfig(admin, _rules(), tmp_path)))
     found = _check(namespace=admin.namespace, image=IMAGE, deep=True)
     assert found["two pods"].found.startswith("ran as user 1000")
@@ -116,7 +116,7 @@ def test_two_pods_try_the_cluster_out_and_nothing_is_left(
 
 
 @pytest.mark.cluster
-def test_an_image_that_cannot_be_is_told_at_once(admin: Api) -> None:
+def test_invalid_image_is_reported_immediately(admin: Api) -> None:
     found = _check(namespace=admin.namespace, image="localhost/No-Such:1", deep=True)
     assert found["two pods"].state == "missing"
     assert "localhost/No-Such:1" in found["two pods"].found

@@ -1,4 +1,4 @@
-"""What `windlass engines` says: of engines that are there, whose operator is missing, without a cluster."""
+"""Output of `windlass engines`: available engines, engines without their operator, and no cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CRD = {
 
 
 class VersionedCluster(StoringCluster):
-    """One that says which Kubernetes it is, and may have the CRD of PyTorchJobs."""
+    """Cluster that reports its Kubernetes version, and may have the CRD of PyTorchJobs."""
 
     def next_answer(self, seen: Seen) -> Answer:
         if seen.path == "/version":
@@ -32,39 +32,40 @@ class VersionedCluster(StoringCluster):
         return super().next_answer(seen)
 
 
-def look(home: Path) -> dict[str, EngineRow]:
+def list_lines(home: Path) -> dict[str, EngineRow]:
     environ = {"WINDLASS_HOME": str(home / "home"), "HOME": str(home)}
     settings = read_settings(flags={"namespace": "space"}, environ=environ, start=home)
     return {row.name: row for row in list_engines(settings)}
 
 
-def test_what_an_operator_brings_is_found_with_its_release(tmp_path, monkeypatch):
+def test_operator_engines_are_listed_with_their_release(tmp_path, monkeypatch):
     with serving(VersionedCluster()) as cluster:
         monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, server=cluster.url)))
         cluster.served = {"kubeflow.org/v1": ["pytorchjobs"]}
-        rows = look(tmp_path)
+        rows = list_lines(tmp_path)
         assert list(rows) == list(renderer_names())
         assert rows["kubernetes"].version == "v1.34.4"
-        assert rows["trainjob"].needs == "Kubeflow Trainer 2"  # once, though it brings two kinds
+        # listed once, though it brings two kinds
+        assert rows["trainjob"].needs == "Kubeflow Trainer 2"
         row = rows["pytorchjob"]
         assert (row.version, row.is_here) == ("kubeflow.org/v1 (release 1.9.4)", True)
         assert "jobs of others" in row.can
         assert "computes" not in row.can
         cluster.served = {}
-        row = look(tmp_path)["pytorchjob"]
+        row = list_lines(tmp_path)["pytorchjob"]
         assert not row.is_here
         assert row.version == "this cluster does not serve PyTorchJob (kubeflow.org/v1)"
         assert "training-operator" in row.needs
 
 
-def test_without_a_cluster_the_engine_here_is_left(tmp_path, monkeypatch):
+def test_without_a_cluster_the_local_engine_is_listed(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    rows = look(tmp_path)
+    rows = list_lines(tmp_path)
     assert [name for name, row in rows.items() if row.is_here] == ["local"]
     assert "there is no kubeconfig" in rows["kubernetes"].version
 
 
 @pytest.mark.parametrize("name", renderer_names())
-def test_every_engine_can_something(name, tmp_path, monkeypatch):
+def test_every_engine_has_capabilities(name, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    assert look(tmp_path)[name].can
+    assert list_lines(tmp_path)[name].can

@@ -1,4 +1,4 @@
-"""The table of phases."""
+"""Table of a job's phases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STATUS = JobStatus(
 )
 
 
-def test_rows_are_in_order_of_time_and_end_with_the_job() -> None:
+def test_rows_are_in_time_order_and_end_with_the_job() -> None:
     rows = [(row.name, row.took_s, row.since_submit_s) for row in make_timeline_rows(STATUS)]
     assert rows == [
         ("submitted", 0.0, 0.0),
@@ -42,15 +42,15 @@ def test_the_table() -> None:
     ]
 
 
-def test_a_clock_that_went_back_makes_nothing_negative() -> None:
+def test_clock_set_back_gives_no_negative_durations() -> None:
     status = JobStatus(
         job_id="a", name="a", engine="local", work="a", ended_at_s=99.0, timeline=STATUS.timeline
     )
     assert all(row.took_s >= 0 and row.since_submit_s >= 0 for row in make_timeline_rows(status))
 
 
-def test_rows_never_go_back_whatever_the_clocks_say() -> None:
-    """A node's clock is behind the client's, and the end was told in whole seconds by the API server."""
+def test_rows_never_go_back_in_time() -> None:
+    """A node's clock may be behind the client's, and the API server reports the end in whole seconds."""
     status = replace(
         STATUS,
         ended_at_s=102.0,

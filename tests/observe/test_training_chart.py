@@ -1,4 +1,4 @@
-"""The chart of a report: a PNG, or what to install."""
+"""Chart of a report, which is a PNG or a hint to install matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Throughput, efficiency and productive time of runs whose times are known."""
+"""Throughput, efficiency and productive time of runs with known times."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def write_run(
 ) -> Path:
     lines = MetricsLines(folder)
     lines.start(world_size=world_size)
-    lines.steps(10, elapsed_s=60.0, tokens_per_s=1.0)  # compiles
-    elapsed_s = 10 * batch / tokens_per_s  # of ten steps
+    lines.steps(10, elapsed_s=60.0, tokens_per_s=1.0)  # includes compilation
+    elapsed_s = 10 * batch / tokens_per_s  # time of ten steps
     lines.steps(20, 30, 40, elapsed_s=elapsed_s, tokens_per_s=tokens_per_s, **metrics)
     lines.end()
     return lines.path
@@ -46,7 +46,7 @@ def test_efficiency_is_against_the_fewest_ranks(tmp_path: Path) -> None:
     assert (four.num_steps, four.num_sessions) == (40, 1)
 
 
-def test_steps_that_were_done_again_and_the_time_between_are_lost(tmp_path: Path) -> None:
+def test_repeated_steps_and_the_time_between_are_lost(tmp_path: Path) -> None:
     lines = MetricsLines(tmp_path)
     lines.start(world_size=2)
     lines.steps(9, 19, 29, samples_per_s=50.0)  # steps 0 to 29
@@ -60,7 +60,7 @@ def test_steps_that_were_done_again_and_the_time_between_are_lost(tmp_path: Path
     assert "started 2 times, and 46% of its time" in next(iter(find_remarks([row])))
 
 
-def test_a_run_that_went_on_with_fewer_ranks_has_two_rows(tmp_path: Path) -> None:
+def test_run_resumed_with_fewer_ranks_has_two_rows(tmp_path: Path) -> None:
     lines = MetricsLines(tmp_path)
     lines.start(world_size=4)
     lines.steps(10, samples_per_s=80.0)
@@ -88,7 +88,7 @@ def test_runs_of_different_units_are_not_compared(tmp_path: Path) -> None:
     assert [(row.speed_up, row.efficiency) for row in rows] == [(None, None)] * 2
 
 
-def test_broken_and_foreign_lines_are_left_out(tmp_path: Path) -> None:
+def test_malformed_and_foreign_lines_are_skipped(tmp_path: Path) -> None:
     lines = MetricsLines(tmp_path)
     lines.start(world_size=2)
     lines.steps(10, samples_per_s=80.0)
@@ -103,7 +103,7 @@ def test_broken_and_foreign_lines_are_left_out(tmp_path: Path) -> None:
     assert row.num_steps == 10
 
 
-def test_a_stretch_that_is_told_twice_counts_once(tmp_path: Path) -> None:
+def test_interval_recorded_twice_counts_once(tmp_path: Path) -> None:
     lines = MetricsLines(tmp_path)
     lines.start(world_size=2)
     lines.steps(10, 20, 20, samples_per_s=80.0)
@@ -111,7 +111,7 @@ def test_a_stretch_that_is_told_twice_counts_once(tmp_path: Path) -> None:
     assert (row.num_steps, row.productive_s) == (20, 20.0)
 
 
-def test_waiting_for_data_is_remarked(tmp_path: Path) -> None:
+def test_waiting_for_data_is_noted(tmp_path: Path) -> None:
     path = write_run(tmp_path, world_size=2, tokens_per_s=5.0, data_wait_share=0.64)
     (row,) = make_report_rows("slow", read_sessions(path))
     assert list(find_remarks([row])) == [
@@ -130,7 +130,7 @@ def test_files_of_a_folder_of_runs(tmp_path: Path) -> None:
 def test_efficiency_is_of_steps_of_one_size(
     tmp_path: Path, batch: float, efficiency: float | None
 ) -> None:
-    """Equal over all ranks, or equal on each of them; else there is none, and a remark."""
+    """Sizes must be equal in total, or equal per rank. Otherwise there is no efficiency, but a note."""
     one = write_run(tmp_path / "one", world_size=1, tokens_per_s=100.0)
     four = write_run(tmp_path / "four", world_size=4, tokens_per_s=300.0, batch=batch)
     rows = compare(
@@ -145,7 +145,7 @@ def test_efficiency_is_of_steps_of_one_size(
     assert remarks == ([] if efficiency is not None else [said])
 
 
-def test_lines_that_never_end_or_nest_too_deep_are_left_out(tmp_path: Path) -> None:
+def test_unterminated_and_deeply_nested_lines_are_skipped(tmp_path: Path) -> None:
     path = write_run(tmp_path, world_size=1, tokens_per_s=100.0)
     expected = read_sessions(path)
     with path.open("ab") as file:

@@ -1,4 +1,4 @@
-"""A verdict as text."""
+"""Text of a verdict."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_whole_text() -> None:
     )
 
 
-def test_there_may_be_none() -> None:
+def test_no_verdict_gives_no_text() -> None:
     assert render_verdict(replace(STATUS, verdict=None)) == ""
 
 
@@ -53,7 +53,7 @@ def _render(**fields: object) -> str:
     return render_verdict(replace(STATUS, verdict=replace(VERDICT, **fields)))  # type: ignore[arg-type]
 
 
-def test_a_message_of_many_lines_is_bounded() -> None:
+def test_long_message_is_bounded() -> None:
     lines = _render(exception="E: " + "\n".join(map(str, range(40)))).splitlines()
     assert lines[1].startswith("  rank 3 on ddp-ab2cd-node-1 raised E: 0 ")
     assert lines[2:7] == [f"    {number}" for number in range(1, 6)]
@@ -61,7 +61,7 @@ def test_a_message_of_many_lines_is_bounded() -> None:
     assert len(_render(exception="E: " + "x" * 10_000)) < 1000
 
 
-def test_nothing_in_it_moves_a_cursor() -> None:
+def test_control_characters_are_escaped() -> None:
     nasty = "a\x1b[2J\x1b]0;t\x07\rb\x9bc"
     text = _render(exception=nasty, source=nasty, file=nasty, next=nasty, node_name=nasty)
     assert not set(text) & {"\x1b", "\x07", "\r", "\x9b"}
@@ -77,13 +77,13 @@ def test_nothing_in_it_moves_a_cursor() -> None:
         (FailureKind.CANCELLED, "", "was cancelled"),
     ],
 )
-def test_heads(kind: FailureKind, signal: str, head: str) -> None:
+def test_first_lines(kind: FailureKind, signal: str, head: str) -> None:
     text = _render(kind=kind, signal=signal, exception="", rank=None, file="", others={})
     assert text.splitlines()[0] == f"✗ job ddp-ab2cd {head}"
     assert text.splitlines()[1].startswith(f"  {VERDICT.message}")
 
 
-def test_a_name_and_earlier_attempts_are_told() -> None:
+def test_name_and_earlier_attempts_are_shown() -> None:
     before = replace(VERDICT, message="rank 0 exited with code 3")
     status = replace(STATUS, name="mine", history=(before,), phase=Phase.STOPPING)
     lines = render_verdict(status).splitlines()

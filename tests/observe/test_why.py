@@ -1,4 +1,4 @@
-"""Why a job is where it is, in one sentence."""
+"""Reason for a job's current state, in one sentence."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_pending_names_the_first_blocker_and_what_to_do() -> None:
     )
 
 
-def test_pending_and_nothing_in_the_way() -> None:
+def test_pending_without_blockers() -> None:
     why = explain(PENDING, now_s=NOW_S)
     assert why.sentence == (
         "ddp-ab2cd has been pending for 2m00s: 1 of 2 nodes are not there: node-1 pending"
@@ -81,14 +81,14 @@ def test_pending_and_nothing_in_the_way() -> None:
     assert why.reason == "WaitingForNodes"
 
 
-def test_running_tells_the_step() -> None:
+def test_running_reports_the_step() -> None:
     why = explain(RUNNING, now_s=NOW_S)
     assert why.sentence.startswith("ddp-ab2cd has been running for 10s: step 30/100")
     assert "ranks: 4 running" in why.details
     assert why.next == "windlass logs ddp-ab2cd -f"
 
 
-def test_running_tells_what_it_waits_for() -> None:
+def test_running_reports_what_it_waits_for() -> None:
     importing = replace(RUNNING, timeline=())
     assert ": importing (4 ranks run)" in explain(importing, now_s=NOW_S).sentence
     last = replace(RUNNING.ranks[3], state="running")
@@ -126,7 +126,7 @@ VERDICT = Verdict(
 )
 
 
-def test_failed_is_the_verdict() -> None:
+def test_failed_reports_the_verdict() -> None:
     status = replace(PENDING, phase=Phase.FAILED, ended_at_s=892.0, verdict=VERDICT)
     why = explain(status, now_s=NOW_S, folder="/src")
     assert why.sentence == (
@@ -150,7 +150,7 @@ def test_cancelled_and_succeeded() -> None:
     assert why.next == "windlass result ddp-ab2cd"
 
 
-def test_an_old_blocker_does_not_explain_an_end() -> None:
+def test_old_blocker_is_not_the_reason_for_an_end() -> None:
     status = replace(
         PENDING,
         phase=Phase.FAILED,
@@ -161,7 +161,7 @@ def test_an_old_blocker_does_not_explain_an_end() -> None:
     assert "ValueError" in explain(status, now_s=NOW_S).sentence
 
 
-def test_nothing_in_it_moves_a_cursor() -> None:
+def test_control_characters_are_escaped() -> None:
     nasty = "a\x1b[2J\x1b]0;t\x07\rb\x9bc\nd"
     blocker = Blocker(reason="R", message=nasty, hint=nasty)
     status = replace(PENDING, name=nasty, conditions=(make_condition(blocker),))

@@ -1,4 +1,4 @@
-"""What tests of the training library share."""
+"""Fixtures of the training library's tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from windlass.train.preemption import Preemption
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Context:
-    """The context of a process that no launcher has started; no signal is listened for."""
+    """Return the context of a process without a launcher and without signal handlers."""
     return Context(
         rank=0,
         world_size=1,

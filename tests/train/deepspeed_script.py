@@ -1,4 +1,4 @@
-"""A script as DeepSpeed's guide has them: it opens the process group and trains with DeepSpeed's engine."""
+"""Script as in DeepSpeed's guide: it opens the process group and trains with DeepSpeed's engine."""
 
 from __future__ import annotations
 

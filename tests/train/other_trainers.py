@@ -1,6 +1,6 @@
-"""Trainings by Hugging Face's Trainer and by itwinai's, whose steps are written down; runs in ranks of a job.
+"""Trainings by Hugging Face's Trainer and by itwinai's, with a record of each step. Runs in ranks of a job.
 
-Each rank writes the samples of every step and its loss, as `resume_phases` does for our own. Data, model and
+Each rank writes the samples and loss of every step, as `resume_phases` does for our trainer. Data, model and
 batch are those of `docs/coming-from/itwinai.md`: 44 samples, 8 a step on two ranks.
 """
 
@@ -19,7 +19,7 @@ RANK_BATCH = 4
 
 
 class Points(torch.utils.data.Dataset):
-    """Each sample has its number as the last feature."""
+    """Dataset whose samples have their number as the last feature."""
 
     def __init__(self) -> None:
         inputs = torch.randn(NUM_SAMPLES, NUM_FEATURES, generator=torch.Generator().manual_seed(1))
@@ -114,8 +114,8 @@ def _train_with_hf(
 
 
 def train_with_itwinai(folder: str, case: str, *, resume: str | None = None) -> None:
-    """One training a job: at its end it leaves the process group."""
-    os.environ["ITWINAI_FORCE_DIST"] = "1"  # distributed without GPUs
+    """Train once per job, because itwinai leaves the process group at the end."""
+    os.environ["ITWINAI_FORCE_DIST"] = "1"  # allows distributed training without GPUs
     from itwinai.torch.trainer import TorchTrainer
 
     file = _open(folder, case)

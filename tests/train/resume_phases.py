@@ -1,8 +1,8 @@
-"""Trainings that are killed at given steps, one after another in one job; runs in its ranks.
+"""Trainings that are killed at given steps, one after another in one job. Runs in the job's ranks.
 
-A phase is one training of one case, until its end or until a rank kills itself after a step. Each kill
-ends an attempt; the next one goes on with the next phase. What every rank saw of every step is written
-down at once.
+A phase is one training of one case. It lasts until the training ends or a rank kills itself after a step.
+Each kill ends an attempt, and the next attempt runs the next phase. Each rank writes its record of a step
+immediately.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch.utils.data import TensorDataset
 
 from windlass.train import Callback, TorchTrainer, get_context
 
-NUM_SAMPLES = 44  # with a batch of 8: steps of 8, 8, 8, 8, 8, 4
+NUM_SAMPLES = 44  # with a batch of 8, epochs have steps of 8, 8, 8, 8, 8 and 4
 BATCH = 8
 EPOCHS = 3
 STEPS = 18
 
 
 class TinyNet(nn.Module):
-    """A model with blocks, for fsdp."""
+    """Model with blocks, as fsdp needs them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def make_data() -> TensorDataset:
 
 
 class Recorder(Callback):
-    """Writes down each step's samples and loss; kills one rank after one step."""
+    """Callback that writes each step's samples and loss, and kills one rank after one step."""
 
     def __init__(self, path: Path, kill_step: int | None, is_victim: bool) -> None:
         self._file = path.open("a")
@@ -73,7 +73,7 @@ class Recorder(Callback):
 
 
 def run_phases(folder: str, phases: list[dict]) -> int:
-    """Run the phases that no earlier attempt has begun; the number of attempts."""
+    """Run the phases that no earlier attempt has begun, and return the number of attempts."""
     torch.set_num_threads(1)
     context = get_context()
     for number, phase in enumerate(phases):

@@ -1,4 +1,4 @@
-"""An optimizer whose moments are tensors made of others: bytes, and the scale of them."""
+"""Optimizer whose moments are tensor subclasses, made of bytes and their scale."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Rounded(torch.Tensor):
-    """A float32 tensor, as far as one can see, of which each number is one byte."""
+    """Apparent float32 tensor that stores each number in one byte."""
 
     @staticmethod
     def __new__(cls, codes: torch.Tensor, scale: torch.Tensor) -> Rounded:
@@ -47,7 +47,7 @@ def round_to_bytes(value: torch.Tensor) -> Rounded:
 
 
 class RoundedMomentum(torch.optim.Optimizer):
-    """Momentum that is rounded to bytes after each step."""
+    """Momentum optimizer that rounds its moments to bytes after each step."""
 
     def __init__(self, params: Any, lr: float = 0.05) -> None:
         super().__init__(params, {"lr": lr})

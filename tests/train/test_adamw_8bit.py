@@ -1,4 +1,4 @@
-"""AdamW with moments of one byte: by name, and that it goes on exactly where it was stopped."""
+"""AdamW with one-byte moments: selection by name, and exact resume."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ needs_torchao = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def uncompiled():
-    """torchao compiles its steps, which takes longer than all of these trainings."""
+    """Disable compilation, which takes longer than all of these trainings."""
     with torch.compiler.set_stance("force_eager"):
         yield
 
@@ -42,7 +42,7 @@ def run(out, **settings):
     return recorder.losses, trainer
 
 
-def test_without_torchao_it_says_what_to_install(tmp_path, monkeypatch):
+def test_missing_torchao_has_an_install_hint(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao.optim", None)
     with pytest.raises(SpecError, match="needs torchao") as refused:
         run(tmp_path)

@@ -1,4 +1,4 @@
-"""Which layers are sharded, compiled and checkpointed one by one: those that are called."""
+"""Layers that are sharded, compiled and checkpointed one by one, which are those that are called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from windlass.train.parallel.strategies import find_blocks
 
 
 class Nested(nn.Module):
-    """As a UNet is written: lists of lists, and a layer that stands twice."""
+    """Lists of lists, as in a UNet, and a layer that appears twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,6 +33,6 @@ def test_blocks_inside_others_come_first():
     assert find_blocks(nn.ModuleList([outer]), ["Sequential"]) == [inner, outer]
 
 
-def test_a_class_that_is_not_there_is_named():
+def test_missing_class_is_named():
     with pytest.raises(SpecError, match="no module of class Liner"):
         find_blocks(Nested(), ["Liner"])

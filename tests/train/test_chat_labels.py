@@ -21,7 +21,7 @@ MARKED = (
     "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<end>{% endgeneration %}"
     "{% else %}{{ m.content }}<end>{% endif %}{% endfor %}"
 )
-REWRITES = (  # thoughts of all turns but the last are left out
+REWRITES = (  # the template omits the thoughts of all turns but the last
     "{% for m in messages %}<{{ m.role }}>"
     "{% if m.role == 'assistant' and loop.last %}{{ m.thought }} {% endif %}{{ m.content }}<end>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -58,7 +58,7 @@ def encode(template: str | None, messages: list[dict[str, str]]) -> tuple[list[s
 
 
 @pytest.mark.parametrize("template", [PLAIN, MARKED], ids=["plain", "marked"])
-def test_only_what_the_assistant_says_is_learned(template: str) -> None:
+def test_only_assistant_turns_are_learned(template: str) -> None:
     words, learned = encode(template, MESSAGES)
     assert " ".join(words) == (
         "<user> hi you <end> <assistant> hello hi <end> <user> you <end> <assistant> bye <end>"
@@ -75,7 +75,7 @@ def test_a_template_that_rewrites_turns_is_refused() -> None:
     assert encode(REWRITES, messages[:2])[1] == [0, 0, 0, 0, 0, 1, 1, 1, 1]
 
 
-def test_conversations_that_teach_nothing_are_named() -> None:
+def test_conversations_without_learnable_tokens_are_named() -> None:
     with pytest.raises(SpecError, match="the tokenizer has no chat template"):
         encode(None, MESSAGES)
     with pytest.raises(SpecError, match="message 0 has no role"):
@@ -87,7 +87,7 @@ def test_conversations_that_teach_nothing_are_named() -> None:
             encode(PLAIN, [MESSAGES[0], empty])
 
 
-def test_content_in_parts_is_one_text_and_what_is_no_text_is_named() -> None:
+def test_content_parts_are_joined_and_other_content_is_named() -> None:
     parts: list[Any] = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo hi"}]
     other: list[Any] = [*MESSAGES]
     other[1] = {"role": "assistant", "content": parts}
@@ -101,7 +101,7 @@ def test_content_in_parts_is_one_text_and_what_is_no_text_is_named() -> None:
 @pytest.mark.parametrize(
     "template", ["{{ raise_exception('roles must alternate') }}", "{{ roles must alternate"]
 )
-def test_messages_that_the_template_refuses_are_named(template: str) -> None:
+def test_messages_refused_by_the_template_are_named(template: str) -> None:
     refused = r"train\.jsonl:1: the chat template refuses these messages: "
     with pytest.raises(SpecError, match=refused):
         encode(template, MESSAGES)

@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and what points to them."""
+"""Retention of checkpoints, and the links and pointers to them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def save(checkpoints, *all_steps, **more):
         checkpoints.save(fill(make_state(), step), step=step, facts={}, **more)
 
 
-def test_the_newest_stay(checkpoints, tmp_path):
+def test_newest_checkpoints_are_kept(checkpoints, tmp_path):
     save(checkpoints, 1, 2, 3)
     assert steps(tmp_path) == [2, 3]
     assert os.readlink(tmp_path / "latest") == "step-3"
 
 
-def test_the_best_stays_besides(checkpoints, tmp_path):
+def test_best_checkpoint_is_kept_additionally(checkpoints, tmp_path):
     save(checkpoints, 1)
     checkpoints.mark_best(1, 0.5)
     save(checkpoints, 2, 3, 4)
@@ -47,7 +47,7 @@ def test_the_best_stays_besides(checkpoints, tmp_path):
     assert checkpoints.best == BestStep(step=1, value=0.5)
 
 
-def test_a_new_best_lets_the_old_one_go(checkpoints, tmp_path):
+def test_new_best_releases_the_old_best(checkpoints, tmp_path):
     save(checkpoints, 1)
     checkpoints.mark_best(1, 0.5)
     save(checkpoints, 2, 3)
@@ -57,7 +57,7 @@ def test_a_new_best_lets_the_old_one_go(checkpoints, tmp_path):
     assert checkpoints.best == BestStep(step=3, value=0.25)
 
 
-def test_a_best_that_is_not_whole_yet_leaves_the_one_before(checkpoints, tmp_path):
+def test_incomplete_best_keeps_the_previous_best(checkpoints, tmp_path):
     save(checkpoints, 1)
     checkpoints.mark_best(1, 0.5)
     checkpoints.mark_best(4, 0.25)  # evaluated before its save
@@ -68,7 +68,7 @@ def test_a_best_that_is_not_whole_yet_leaves_the_one_before(checkpoints, tmp_pat
     assert os.readlink(tmp_path / "best") == "step-4"
 
 
-def test_epochs_are_links_that_go_with_their_step(checkpoints, tmp_path):
+def test_epoch_links_are_removed_with_their_step(checkpoints, tmp_path):
     for epoch in range(3):
         save(checkpoints, 10 * epoch, epoch=epoch)
     assert {path.name: os.readlink(path) for path in tmp_path.glob("epoch-*")} == {
@@ -77,7 +77,7 @@ def test_epochs_are_links_that_go_with_their_step(checkpoints, tmp_path):
     }
 
 
-def test_what_a_killed_save_left_is_removed(checkpoints, tmp_path):
+def test_remains_of_a_killed_save_are_removed(checkpoints, tmp_path):
     left = tmp_path / "step-7.tmp-0-abcd/rank-0"
     left.mkdir(parents=True)
     (left / "0.distcp").write_bytes(b"half")
@@ -85,10 +85,8 @@ def test_what_a_killed_save_left_is_removed(checkpoints, tmp_path):
     assert not left.parent.exists()
 
 
-def test_a_checkpoint_that_was_to_make_place_for_one_that_did_not_come_is_put_back(
-    checkpoints, tmp_path
-):
-    """As SIGKILL between the two renames leaves it, of a step that is saved again."""
+def test_replaced_checkpoint_is_restored_if_the_new_one_is_missing(checkpoints, tmp_path):
+    """SIGKILL between the two renames leaves this state when a step is saved again."""
     save(checkpoints, 5)
     (tmp_path / "step-5").rename(tmp_path / "step-5.old-abcd")
     (tmp_path / "step-5.tmp-0-abcd").mkdir()
@@ -100,8 +98,8 @@ def test_a_checkpoint_that_was_to_make_place_for_one_that_did_not_come_is_put_ba
     assert steps(tmp_path) == [5]
 
 
-def test_what_is_left_of_one_that_was_being_removed_goes_with_the_next(checkpoints, tmp_path):
-    """Retention gives it another name first, so a kill leaves nothing that looks like a checkpoint."""
+def test_partly_removed_checkpoint_is_removed_with_the_next(checkpoints, tmp_path):
+    """Retention renames a checkpoint first, so a kill leaves nothing that looks like a checkpoint."""
     script = f"""
         import os, shutil, signal
         from toy_training import make_state
@@ -122,7 +120,7 @@ def test_what_is_left_of_one_that_was_being_removed_goes_with_the_next(checkpoin
     assert steps(tmp_path) == [2]
 
 
-def test_without_links_there_are_pointer_files(checkpoints, tmp_path, monkeypatch):
+def test_pointer_files_replace_unsupported_links(checkpoints, tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError("no links here")
 

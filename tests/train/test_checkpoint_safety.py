@@ -1,4 +1,4 @@
-"""Checkpoints that something else removes while they are written, and old and foreign contents."""
+"""Checkpoints that another process removes during a save or load, and old and foreign contents."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def checkpoints(tmp_path, alone):
     checkpoints.close()
 
 
-# Saves that are disturbed.
+# Disturbed saves.
 
 
-def test_a_reader_leaves_a_save_under_way_alone(checkpoints, tmp_path, alone):
-    """Another process loads while this one saves; nothing it finds is removed."""
+def test_reader_removes_nothing_of_a_running_save(checkpoints, tmp_path, alone):
+    """Another process loads during the save and removes nothing that it finds."""
     checkpoints.save(fill(make_state(), 1), step=1, facts={})
     under_way = tmp_path / "run/step-2.tmp-0-abcd/rank-0"
     under_way.mkdir(parents=True)
@@ -59,10 +59,10 @@ def test_a_reader_leaves_a_save_under_way_alone(checkpoints, tmp_path, alone):
     assert (under_way / "0.distcp").exists()
 
 
-def test_one_that_is_removed_while_it_is_read_gives_way_to_another(
+def test_checkpoint_removed_while_read_is_replaced_by_another(
     checkpoints, tmp_path, alone, monkeypatch
 ):
-    """Retention of a training may remove it between any two files; what was read of it is not used."""
+    """Retention may remove the checkpoint between any two files. Files read before are not used."""
     generators = {}
     for step in (1, 2):
         state = fill(make_state(), step)
@@ -70,13 +70,14 @@ def test_one_that_is_removed_while_it_is_read_gives_way_to_another(
         checkpoints.save(state, step=step, facts={})
     work = ShareReader.read
 
-    def disturbed(reader, targets):
+    def remove_then_call(reader, targets):
         entries = work(reader, targets)
-        if any(isinstance(entry, torch.Tensor) for entry in entries.values()):  # they come last
+        # these files are read last
+        if any(isinstance(entry, torch.Tensor) for entry in entries.values()):
             shutil.rmtree(tmp_path / "run/step-2", ignore_errors=True)
         return entries
 
-    monkeypatch.setattr(ShareReader, "read", disturbed)
+    monkeypatch.setattr(ShareReader, "read", remove_then_call)
     state = fill(make_state(), 7)
     loaded = Checkpoints(tmp_path / "run", is_async=False, context=alone).load(state)
     assert (loaded.step, loaded.damaged) == (1, frozenset())
@@ -99,8 +100,8 @@ WRITER = """
 
 
 @pytest.mark.long
-def test_readers_beside_a_training(tmp_path, alone):
-    """Every load finds a whole checkpoint, and every checkpoint of the training is whole."""
+def test_readers_during_a_training(tmp_path, alone):
+    """Every load finds a complete checkpoint, and every checkpoint of the training is complete."""
     run = tmp_path / "run"
     trainer = subprocess.Popen([sys.executable, "-c", textwrap.dedent(WRITER), str(run)])
     try:
@@ -119,21 +120,21 @@ def test_readers_beside_a_training(tmp_path, alone):
 
 
 @pytest.mark.parametrize("moment", ["shares", "manifest"])
-def test_a_folder_that_vanishes_is_an_error_and_not_made_anew(
+def test_deleted_folder_is_an_error_and_is_not_recreated(
     checkpoints, tmp_path, monkeypatch, moment
 ):
-    """Nothing is published, the good checkpoints stay, and nobody waits for what cannot come."""
+    """Nothing is published, good checkpoints stay, and no rank waits for shares that cannot arrive."""
     checkpoints.save(fill(make_state(), 1), step=1, facts={})
     checkpoints.save(fill(make_state(), 2), step=2, facts={})
     name = {"shares": "_wait_for_shares", "manifest": "write_manifest"}[moment]
     work = getattr(checkpoint_commit, name)
 
-    def disturbed(*arguments):
+    def remove_then_call(*arguments):
         for path in (tmp_path / "run").glob("*.tmp-*"):
             shutil.rmtree(path)
         return work(*arguments)
 
-    monkeypatch.setattr(checkpoint_commit, name, disturbed)
+    monkeypatch.setattr(checkpoint_commit, name, remove_then_call)
     with pytest.raises(EngineError, match=r"disappeared while it was written|No such file"):
         checkpoints.save(fill(make_state(), 3), step=3, facts={})
     monkeypatch.undo()
@@ -141,24 +142,24 @@ def test_a_folder_that_vanishes_is_an_error_and_not_made_anew(
     assert checkpoints.load(make_state()).step == 2
 
 
-def test_a_file_that_vanishes_before_the_manifest_is_an_error(checkpoints, tmp_path, monkeypatch):
+def test_file_deleted_before_the_manifest_is_an_error(checkpoints, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_commit, "_SLOW_S", 0.1)
     checkpoints.save(fill(make_state(), 1), step=1, facts={})
     work = checkpoint_commit.write_metadata
 
-    def disturbed(*arguments):
+    def remove_then_call(*arguments):
         for path in (tmp_path / "run").glob("*.tmp-*/rank-0/0.distcp"):
             path.write_bytes(b"")
         return work(*arguments)
 
-    monkeypatch.setattr(checkpoint_commit, "write_metadata", disturbed)
+    monkeypatch.setattr(checkpoint_commit, "write_metadata", remove_then_call)
     with pytest.raises(EngineError, match=r"0\.distcp has 0 bytes instead of"):
         checkpoints.save(fill(make_state(), 2), step=2, facts={})
     assert sorted(p.name for p in (tmp_path / "run").glob("step-*")) == ["step-1"]
 
 
-def test_all_files_are_on_the_disk_before_the_manifest(checkpoints, tmp_path, monkeypatch):
-    """A power cut leaves a whole checkpoint, or none."""
+def test_all_files_are_synced_before_the_manifest(checkpoints, tmp_path, monkeypatch):
+    """A power cut leaves either a complete checkpoint or none."""
     synced = []
     fsync = os.fsync
 
@@ -195,7 +196,7 @@ KILLED = """
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["async", "blocking"])
-def test_kills_at_any_moment_lose_no_checkpoint(tmp_path, alone, kind):
+def test_kills_at_random_times_lose_no_checkpoint(tmp_path, alone, kind):
     draw = random.Random(5)
     reader = Checkpoints(tmp_path, is_async=False, context=alone)
     model, last = torch.nn.Linear(300, 300), 0
@@ -207,7 +208,7 @@ def test_kills_at_any_moment_lose_no_checkpoint(tmp_path, alone, kind):
         )
         assert trainer.stdout.readline() == "go\n"
         assert wait_until(lambda last=last: (reader.latest or 0) > last, timeout_s=60)
-        time.sleep(draw.uniform(0, 0.3))  # the moment of the kill, not a wait for anything
+        time.sleep(draw.uniform(0, 0.3))  # choose the time of the kill
         trainer.kill()
         trainer.communicate()
         loaded = reader.load({"model": model})
@@ -216,7 +217,7 @@ def test_kills_at_any_moment_lose_no_checkpoint(tmp_path, alone, kind):
         last = loaded.step
 
 
-def test_a_wait_for_shares_says_whose(checkpoints, caplog, monkeypatch):
+def test_wait_for_shares_names_the_rank(checkpoints, caplog, monkeypatch):
     monkeypatch.setattr("windlass.waiting._SAY_EVERY_S", 0.05)
     checkpoints._timeout_s = 0.5
     read = checkpoint_commit.read_share
@@ -231,15 +232,15 @@ def test_a_wait_for_shares_says_whose(checkpoints, caplog, monkeypatch):
 def test_sigterm_ends_the_wait_for_a_save(checkpoints, alone, monkeypatch):
     alone.preemption.grace_s = 0.2
     monkeypatch.setattr(checkpoint_commit, "read_share", lambda *_: None)
-    state = make_state()  # which imports for a second
+    state = make_state()  # the writer imports for about a second
     checkpoints.claim()
     threading.Timer(0.3, alone.preemption.notice).start()
     with pytest.raises(EngineError, match="step-1 was not written in time"):
         checkpoints.save(state, step=1, facts={})
 
 
-def test_sigterm_before_the_wait_for_a_save_ends_it_too(checkpoints, alone, monkeypatch):
-    """As when this rank still waits for the others to save."""
+def test_sigterm_before_the_wait_for_a_save_ends_it(checkpoints, alone, monkeypatch):
+    """The signal can arrive while this rank still waits for the others to save."""
     alone.preemption.grace_s = 0.2
     write = Checkpoints._make_commit
 
@@ -254,7 +255,7 @@ def test_sigterm_before_the_wait_for_a_save_ends_it_too(checkpoints, alone, monk
 
 
 def test_the_first_save_is_waited_for(tmp_path, alone):
-    """Until the first checkpoint is whole, a crash loses everything."""
+    """A crash loses everything until the first checkpoint is complete."""
     checkpoints = Checkpoints(tmp_path, context=alone)
     assert checkpoints.safe_step is None
     checkpoints.save(make_state(), step=1, facts={})
@@ -263,7 +264,7 @@ def test_the_first_save_is_waited_for(tmp_path, alone):
     checkpoints.close()
 
 
-# Object stores that remember for a while that an object was not there.
+# Object stores that cache for a while that an object was missing.
 
 
 class ForgetfulStore(MemoryFileSystem):
@@ -295,12 +296,12 @@ class ForgetfulStore(MemoryFileSystem):
         return self._ask(path, lambda: MemoryFileSystem.info(self, path, **keywords))
 
 
-def test_a_store_that_remembers_a_miss_loses_nothing(alone):
+def test_store_that_caches_misses_loses_nothing(alone):
     fsspec.register_implementation("forgetful", ForgetfulStore, clobber=True)
     checkpoints = Checkpoints("forgetful://bucket/run", is_async=False, context=alone)
     for step in (1, 2, 3):
         checkpoints.save(fill(make_state(), step), step=step, facts={})
-        # another client looks at what is not there yet, and the store remembers that
+        # Another client looks up an object too early, and the store caches the miss.
         ForgetfulStore.missed.add(f"/bucket/run/step-{step + 1}/manifest.json")
     there = {name.split("/")[3] for name in ForgetfulStore.store if "/step-" in name}
     assert {"step-2", "step-3"} <= there
@@ -325,7 +326,7 @@ class Own:
 
 @pytest.mark.parametrize("trusted", [False, True])
 def test_a_checkpoint_of_an_earlier_version_is_loaded(tmp_path, alone, trusted):
-    """Written by the last version that pickled: optimizer, schedules and random numbers included."""
+    """The fixture comes from the last version that pickled. It has optimizer, schedules and random state."""
     shutil.copytree(OLD, tmp_path / "run")
     state = make_state(seed=1)
     sgd = torch.optim.SGD([torch.zeros(1)], lr=0.5)
@@ -350,7 +351,7 @@ def test_a_checkpoint_of_an_earlier_version_is_loaded(tmp_path, alone, trusted):
 
 
 class Touch:
-    """Leaves a mark when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, mark):
         self.mark = mark
@@ -359,7 +360,7 @@ class Touch:
         return (os.mkdir, (str(self.mark),))
 
 
-def test_objects_of_the_user_need_trust(tmp_path, alone):
+def test_user_objects_need_trust(tmp_path, alone):
     mark = tmp_path / "mark"
     state = {**make_state(), "own": Own()}
     state["own"].value = {"a": [Touch(mark)]}
@@ -377,7 +378,7 @@ def test_objects_of_the_user_need_trust(tmp_path, alone):
 
 
 @pytest.mark.parametrize("trick", ["call", "class", "files"])
-def test_metadata_runs_nothing(tmp_path, trick):
+def test_metadata_executes_no_code(tmp_path, trick):
     mark = tmp_path / "mark"
     real = (OLD / "step-3/.metadata").read_bytes()
     files = {"rank-0/0.distcp"}
@@ -393,7 +394,7 @@ def test_metadata_runs_nothing(tmp_path, trick):
     with pytest.raises((ValueError, pickle.UnpicklingError)):
         load_metadata(data, files)
     assert not mark.exists()
-    assert load_metadata(real, {"rank-0/0.distcp"}).storage_data  # the classes are as they were
+    assert load_metadata(real, {"rank-0/0.distcp"}).storage_data  # the classes are unchanged
 
 
 @pytest.mark.parametrize("allow_pickle", [False, True])
@@ -404,12 +405,12 @@ def test_metadata_runs_nothing(tmp_path, trick):
         (WrappedAt, "windlass.train.wrapped_tensors WrappedAt"),
     ],
 )
-def test_old_entries_name_classes_by_the_modules_they_were_in(kind, name, allow_pickle):
+def test_old_entries_find_classes_in_moved_modules(kind, name, allow_pickle):
     data = b"c%s\n%s\n." % tuple(name.encode().split())
     assert load_entry(data, name="own~", allow_pickle=allow_pickle) is kind
 
 
-def test_old_entries_run_nothing(tmp_path):
+def test_old_entries_execute_no_code(tmp_path):
     mark = tmp_path / "mark"
     with pytest.raises(NeedsTrustError, match=r"own~ holds a .*mkdir"):
         load_entry(pickle.dumps({"a": Touch(mark)}), name="own~", allow_pickle=False)
@@ -418,7 +419,7 @@ def test_old_entries_run_nothing(tmp_path):
     assert number == 2.5
 
 
-def test_values_come_back_as_they_were():
+def test_values_round_trip():
     values = [
         *(None, True, 1, 1 << 100, -0.5, float("inf"), "text", b"bytes", 1 + 2j),
         *((1, (2,)), {1: "a", "b": [2]}, {"~": 1}, {1, 2}, frozenset({3})),

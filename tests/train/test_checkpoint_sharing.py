@@ -1,4 +1,4 @@
-"""A folder that nodes do not share is refused at once, on every rank."""
+"""Output folders that nodes do not share. Every rank refuses them immediately."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import windlass as wl
 
 
 def train(folder):
-    """What each rank does: a training whose output folder is, or is not, its own."""
+    """Run a training on each rank, whose output folder is either shared or its own."""
     import os
 
     import torch
@@ -24,7 +24,7 @@ def train(folder):
 
 
 @pytest.mark.long
-def test_a_folder_of_each_nodes_own(tmp_path, home):
+def test_unshared_output_folder_is_refused(tmp_path, home):
     assert wl.run(train, (f"{tmp_path}/same",), nodes=2, quiet=True) == [2, 2]
     assert not list((tmp_path / "same/run").glob(".shared-*"))
     with pytest.raises(

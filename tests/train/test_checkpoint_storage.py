@@ -1,4 +1,4 @@
-"""Checkpoints behind fsspec URLs: the same as in a folder, with the manifest as what makes one whole."""
+"""Checkpoints behind fsspec URLs. They work as in a folder, and the manifest makes a checkpoint complete."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_saved_kept_marked_and_loaded(url, alone):
     assert torch.all(state["model"][0].weight == 4)
 
 
-def test_what_has_no_manifest_yet_is_not_taken(url, alone, caplog):
+def test_checkpoint_without_manifest_is_ignored(url, alone, caplog):
     checkpoints = Checkpoints(url, is_async=False, context=alone)
     state = make_state()
     for step in (1, 2):
@@ -53,7 +53,7 @@ def test_what_has_no_manifest_yet_is_not_taken(url, alone, caplog):
     assert "step-2 cannot be used: it has no manifest.json" in caplog.text
 
 
-def test_what_a_failed_save_left_goes_with_the_next(url, alone):
+def test_remains_of_a_failed_save_are_removed_by_the_next(url, alone):
     checkpoints = Checkpoints(url, is_async=False, context=alone)
     for step in (1, 2):
         checkpoints.save(make_state(), step=step, facts={})
@@ -64,7 +64,7 @@ def test_what_a_failed_save_left_goes_with_the_next(url, alone):
     assert names == ["step-1", "step-3"]
 
 
-def test_a_first_save_that_was_broken_off_is_no_checkpoint(url, alone, caplog):
+def test_interrupted_first_save_is_not_a_checkpoint(url, alone, caplog):
     checkpoints = Checkpoints(url, is_async=False, context=alone)
     state = make_state()
     checkpoints.save(state, step=1, facts={})

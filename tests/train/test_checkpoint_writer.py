@@ -1,4 +1,4 @@
-"""Saves that go on beside the training: the copy, the process, and what a SIGKILL of either side costs."""
+"""Asynchronous saves: the copy, the writer process, and the effects of SIGKILL on either side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from windlass.waiting import wait_until
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
-def test_a_copy_in_shared_memory_is_what_was_there_before():
+def test_copy_in_shared_memory_equals_the_original():
     memory = StagingMemory()
     data = {
         "fp32": torch.randn(3, 5),
@@ -45,7 +45,7 @@ def test_a_copy_in_shared_memory_is_what_was_there_before():
     memory.close()
 
 
-def test_the_memory_grows_and_is_used_again():
+def test_shared_memory_grows_and_is_reused():
     memory = StagingMemory()
     for size in (10, 5_000_000, 100):
         staged, _ = memory.stage({"x": torch.arange(size)}, [])
@@ -62,17 +62,17 @@ def checkpoints(tmp_path, alone):
 
 
 @pytest.mark.long
-def test_a_life_of_asynchronous_saves(checkpoints, tmp_path, caplog):
+def test_asynchronous_saves_and_their_failures(checkpoints, tmp_path, caplog):
     state = make_state()
     checkpoints.prepare(state)
     checkpoints.save(fill(state, 1), step=1, facts={})
-    fill(state, 99)  # training goes on at once
+    fill(state, 99)  # training continues immediately
     checkpoints.wait()
     assert checkpoints.latest == 1
     assert checkpoints.load(state).step == 1
     assert torch.all(state["model"][0].weight == 1)
 
-    # The writer is killed in a save: that save is lost, and told.
+    # Killing the writer during a save loses that save, which is reported.
     writer = checkpoints._writer.process_id
     os.kill(writer, signal.SIGSTOP)
     checkpoints.save(fill(state, 2), step=2, facts={})
@@ -83,7 +83,7 @@ def test_a_life_of_asynchronous_saves(checkpoints, tmp_path, caplog):
         checkpoints.wait()
     assert checkpoints.load(state).step == 1
 
-    # The next one is written by a new process. A failure that nobody waited for is told by the next save.
+    # A new process writes the next one. The next save reports a failure that no call waited for.
     checkpoints.save(fill(state, 3), step=3, facts={})
     os.kill(checkpoints._writer.process_id, signal.SIGKILL)
     checkpoints.save(fill(state, 4), step=4, facts={})
@@ -91,7 +91,7 @@ def test_a_life_of_asynchronous_saves(checkpoints, tmp_path, caplog):
     checkpoints.wait()
     assert checkpoints.latest == 4
 
-    # A save that does not end in time is given up.
+    # A save that exceeds its time limit is abandoned.
     os.kill(checkpoints._writer.process_id, signal.SIGSTOP)
     with pytest.raises(EngineError, match="step-5 was not written in time"):
         checkpoints.save(fill(state, 5), step=5, facts={}, block=True, timeout_s=0.2)
@@ -105,7 +105,7 @@ def test_a_life_of_asynchronous_saves(checkpoints, tmp_path, caplog):
 
 
 @pytest.mark.long
-def test_saves_that_come_faster_than_they_are_written_are_told_once(checkpoints, caplog):
+def test_saves_faster_than_writes_are_reported_once(checkpoints, caplog):
     state = make_state()
     checkpoints.save(state, step=1, facts={})
     checkpoints.wait()
@@ -119,8 +119,8 @@ def test_saves_that_come_faster_than_they_are_written_are_told_once(checkpoints,
         later.join()
         checkpoints.wait()
     assert checkpoints.latest == 5
-    [told] = [one.getMessage() for one in caplog.records if "training waited" in one.getMessage()]
-    assert "until step-2 was written" in told
+    [reason] = [one.getMessage() for one in caplog.records if "training waited" in one.getMessage()]
+    assert "until step-2 was written" in reason
 
 
 @pytest.mark.long
@@ -174,10 +174,11 @@ CRAMPED = """
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["async", "blocking"])
 @pytest.mark.parametrize("num_bytes", [1_000_000, 0])
-def test_a_save_without_room_says_so_and_gives_its_room_back(tmp_path, kind, num_bytes):
-    """A limit on the size of files stands for a full disk; with 0 there is no room even to say why."""
-    told = "File too large"
-    is_marked = kind == "async" or num_bytes > 0  # by the trainer, whose writer alone has the limit
+def test_save_without_disk_space_is_reported_and_cleaned_up(tmp_path, kind, num_bytes):
+    """A file size limit simulates a full disk. With 0 bytes, even the reason cannot be written."""
+    reason = "File too large"
+    # the trainer marks it if only its writer has the limit
+    is_marked = kind == "async" or num_bytes > 0
     done = subprocess.run(
         [
             sys.executable,
@@ -191,7 +192,7 @@ def test_a_save_without_room_says_so_and_gives_its_room_back(tmp_path, kind, num
         text=True,
     )
     assert done.stdout.splitlines() == [
-        f"a checkpoint was not saved: step-2: OSError: [Errno 27] {told}",
+        f"a checkpoint was not saved: step-2: OSError: [Errno 27] {reason}",
         f"  hint: check that {tmp_path / 'run'} has free space and that all ranks can access it",
         "['best', 'best.json', 'latest', 'step-1']" if is_marked else "['latest', 'step-1']",
         "3 1",
@@ -212,8 +213,8 @@ INTERRUPTED = """
 
 
 @pytest.mark.long
-def test_an_interrupt_of_the_terminal_leaves_the_save_under_way_alone(tmp_path, alone):
-    """It goes to all processes; the writer still imports torch then."""
+def test_terminal_interrupt_does_not_stop_a_running_save(tmp_path, alone):
+    """A terminal interrupts all processes, and the writer is still importing torch then."""
     trainer = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(INTERRUPTED), str(tmp_path / "run")],
         stdout=subprocess.PIPE,
@@ -256,7 +257,10 @@ TRAINER = """
 
 
 def has_ended(pid: int) -> bool:
-    """Also if nobody has asked how: in a container the first process may never."""
+    """Return whether the process has ended, even if its parent has not reaped it.
+
+    In a container, the first process may never reap it.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -273,13 +277,13 @@ def test_a_trainer_killed_in_a_save_loses_only_that_save(tmp_path, alone):
     )
     writer = int(trainer.stdout.readline().split()[1])
 
-    def is_in_a_save():
+    def is_saving():
         return any(run.glob("step-*/manifest.json")) and any(
             run.glob("step-*.tmp-*/rank-0/0.distcp")
         )
 
     try:
-        assert wait_until(is_in_a_save, timeout_s=100, every_s=0.001)
+        assert wait_until(is_saving, timeout_s=100, every_s=0.001)
     finally:
         trainer.kill()
         trainer.communicate()

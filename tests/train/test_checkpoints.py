@@ -1,4 +1,4 @@
-"""Checkpoints of one process with no launcher: what is saved comes back, what is damaged is not taken."""
+"""Checkpoints of one process without a launcher: exact restoration, and refusal of damaged files."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def checkpoints(tmp_path, alone):
 
 
 def damage(path):
-    """Change one byte in the middle; the size stays."""
+    """Change one byte in the middle of a file and keep its size."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(content)
 
 
-def test_a_training_goes_on_bit_for_bit(checkpoints):
+def test_training_resumes_bit_for_bit(checkpoints):
     state = make_state()
     train(state, num_steps=3)
     checkpoints.save(state, step=3, facts={"seed": 7, "best": 0.5}, epoch=1)
-    train(state, num_steps=2)  # its noise comes from the generators that are saved too
+    train(state, num_steps=2)  # its noise comes from the generators, which are saved too
     fresh = make_state(seed=1)
     loaded = checkpoints.load(fresh)
     train(fresh, num_steps=2)
@@ -42,7 +42,7 @@ def test_a_training_goes_on_bit_for_bit(checkpoints):
     assert same_state(state, fresh)
 
 
-def test_nothing_saved_is_nothing_loaded(checkpoints):
+def test_load_without_checkpoints_returns_none(checkpoints):
     assert checkpoints.load(make_state()) is None
     assert checkpoints.latest is None
     assert checkpoints.best is None
@@ -61,7 +61,7 @@ def test_the_layout(checkpoints, tmp_path):
     )
 
 
-def test_torchs_own_tools_read_it(checkpoints, tmp_path):
+def test_torch_tools_read_checkpoints(checkpoints, tmp_path):
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     state = make_state()
@@ -76,10 +76,10 @@ def test_an_optimizer_without_state_is_saved_and_loaded(checkpoints):
     used = make_state()
     train(used, num_steps=1)
     checkpoints.load(used)
-    assert not used["optimizer"].state  # as it was before the first step
+    assert not used["optimizer"].state  # as before the first step
 
 
-def test_parameters_that_never_had_a_gradient(checkpoints):
+def test_parameters_without_gradients_are_saved(checkpoints):
     state = make_state()
     state["model"][0].requires_grad_(False)
     train(state, num_steps=2)
@@ -108,8 +108,8 @@ def test_moments_keep_their_own_precision(checkpoints):
     )
 
 
-def test_how_an_optimizer_steps_is_this_ones_own(checkpoints):
-    """A run that was begun on a CPU goes on on a GPU, whose optimizer is fused."""
+def test_optimizer_keeps_its_own_implementation_flags(checkpoints):
+    """A run that began on a CPU can resume on a GPU with a fused optimizer."""
     state = make_state()
     train(state, num_steps=1)
     state["optimizer"].param_groups[0].update(foreach=False, lr=0.5)
@@ -121,7 +121,7 @@ def test_how_an_optimizer_steps_is_this_ones_own(checkpoints):
     assert (group["fused"], group["foreach"], group["lr"]) == (True, None, 0.5)
 
 
-def test_moments_that_are_made_of_other_tensors_come_back_as_they_are(checkpoints):
+def test_tensor_subclass_moments_are_restored(checkpoints):
     states = [make_state(seed=seed) for seed in (0, 1)]
     for state in states:
         state["optimizer"] = RoundedMomentum(state["model"].parameters())
@@ -182,7 +182,7 @@ def test_objects_with_nested_tensors_and_plain_tensors(checkpoints):
     assert torch.equal(fresh["number"], number)
 
 
-def test_only_what_is_asked_is_loaded(checkpoints):
+def test_only_requested_parts_are_loaded(checkpoints):
     state = make_state()
     checkpoints.save(state, step=1, facts={})
     fresh = make_state(seed=1)
@@ -191,7 +191,7 @@ def test_only_what_is_asked_is_loaded(checkpoints):
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("harm", "message"),
     [
         (lambda step: (step / "manifest.json").unlink(), "not written to its end"),
         (lambda step: (step / "manifest.json").write_text("{"), "cannot be read"),
@@ -202,8 +202,8 @@ def test_only_what_is_asked_is_loaded(checkpoints):
     ],
     ids=["no manifest", "half a manifest", "truncated", "a file gone", "a bit flipped", "metadata"],
 )
-def test_a_damaged_one_is_named_and_the_one_before_is_taken(
-    checkpoints, tmp_path, caplog, harm, told
+def test_damaged_checkpoint_is_named_and_the_previous_is_loaded(
+    checkpoints, tmp_path, caplog, harm, message
 ):
     state = make_state()
     for step in (1, 2):
@@ -214,10 +214,10 @@ def test_a_damaged_one_is_named_and_the_one_before_is_taken(
     assert loaded.step == 1
     assert torch.all(state["model"][0].weight == 1)
     assert "step-2" in caplog.text
-    assert told in caplog.text
+    assert message in caplog.text
 
 
-def test_a_damaged_one_is_none_of_those_that_are_kept(checkpoints, tmp_path):
+def test_damaged_checkpoint_does_not_count_as_kept(checkpoints, tmp_path):
     state = make_state()
     for step in (1, 2):
         checkpoints.save(state, step=step, facts={})
@@ -226,19 +226,19 @@ def test_a_damaged_one_is_none_of_those_that_are_kept(checkpoints, tmp_path):
     checkpoints.save(state, step=3, facts={})
     damage(tmp_path / "run/step-3/rank-0/0.distcp")
     assert checkpoints.load(state).step == 1
-    checkpoints.save(state, step=3, facts={})  # once more, and whole
+    checkpoints.save(state, step=3, facts={})  # saved again, this time undamaged
     assert checkpoints.load(state).step == 3
     assert sorted(path.name for path in (tmp_path / "run").glob("step-*")) == ["step-1", "step-3"]
 
 
-def test_a_damaged_one_is_still_so_where_saving_it_again_failed(checkpoints, tmp_path):
+def test_damaged_checkpoint_stays_damaged_when_saving_it_again_fails(checkpoints, tmp_path):
     state = make_state()
     for step in (1, 2):
         checkpoints.save(state, step=step, facts={})
     damage(tmp_path / "run/step-2/rank-0/0.distcp")
     checkpoints.load(state)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # as if the disk were full
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # simulates a full disk
     try:
         with pytest.raises(EngineError, match="a checkpoint was not saved: step-2: OSError"):
             checkpoints.save(state, step=2, facts={})
@@ -248,20 +248,20 @@ def test_a_damaged_one_is_still_so_where_saving_it_again_failed(checkpoints, tmp
     assert sorted(path.name for path in (tmp_path / "run").glob("step-*")) == ["step-1", "step-3"]
 
 
-def test_none_left_is_an_error_not_a_fresh_start(checkpoints, tmp_path):
+def test_only_damaged_checkpoints_is_an_error(checkpoints, tmp_path):
     checkpoints.save(make_state(), step=1, facts={})
     damage(tmp_path / "run/step-1/rank-0/0.distcp")
     with pytest.raises(SpecError, match=r"no checkpoint in .* can be used: step-1: .*hash differs"):
         checkpoints.load(make_state())
 
 
-def test_a_foreign_one_is_named(checkpoints):
+def test_checkpoint_of_another_model_is_named(checkpoints):
     checkpoints.save(make_state(width=8), step=1, facts={})
     with pytest.raises(SpecError, match=r"model\.0\.bias is \[8\], here \[16\]"):
         checkpoints.load(make_state(width=16))
 
 
-def test_another_kind_of_optimizer_is_foreign(checkpoints):
+def test_checkpoint_of_another_optimizer_is_refused(checkpoints):
     state = make_state()
     train(state, num_steps=1)
     checkpoints.save(state, step=1, facts={})
@@ -270,14 +270,14 @@ def test_another_kind_of_optimizer_is_foreign(checkpoints):
         checkpoints.load({**state, "optimizer": other})
 
 
-def test_a_state_with_more_than_was_saved_is_foreign(checkpoints):
+def test_state_with_unsaved_entries_is_refused(checkpoints):
     state = make_state()
     checkpoints.save({"model": state["model"]}, step=1, facts={})
     with pytest.raises(SpecError, match="it has no 'optimizer'"):
         checkpoints.load(state)
 
 
-def test_a_model_is_untouched_by_what_does_not_fit(checkpoints):
+def test_refused_checkpoint_leaves_the_model_unchanged(checkpoints):
     checkpoints.save(make_state(width=8), step=1, facts={})
     state = make_state(width=16)
     before = state["model"][0].weight.clone()
@@ -286,7 +286,7 @@ def test_a_model_is_untouched_by_what_does_not_fit(checkpoints):
     assert torch.equal(state["model"][0].weight, before)
 
 
-def test_a_step_by_its_number(checkpoints):
+def test_step_is_loaded_by_number(checkpoints):
     state = make_state()
     for step in (1, 2):
         checkpoints.save(fill(state, step), step=step, facts={})
@@ -295,7 +295,7 @@ def test_a_step_by_its_number(checkpoints):
         checkpoints.load(state, step=3)
 
 
-def test_after_going_back_the_last_save_is_the_newest(tmp_path, alone):
+def test_last_save_is_newest_after_loading_an_earlier_step(tmp_path, alone):
     checkpoints = Checkpoints(tmp_path, is_async=False, keep=3, context=alone)
     state = make_state()
     for step in (10, 20):
@@ -305,7 +305,7 @@ def test_after_going_back_the_last_save_is_the_newest(tmp_path, alone):
     assert checkpoints.load(state).step == checkpoints.latest == 15
 
 
-def test_a_step_saved_twice_is_the_second(checkpoints, tmp_path):
+def test_second_save_of_a_step_replaces_the_first(checkpoints, tmp_path):
     state = make_state()
     checkpoints.save(fill(state, 1), step=5, facts={"try": 1})
     checkpoints.save(fill(state, 2), step=5, facts={"try": 2})
@@ -331,20 +331,20 @@ def test_at_another_world_size_generators_start_from_the_seed(checkpoints, tmp_p
     assert draws[0] == draws[1]
 
 
-def test_a_save_that_fails_says_why(tmp_path, alone):
+def test_failed_save_reports_the_cause(tmp_path, alone):
     (tmp_path / "run").write_text("not a folder")
     checkpoints = Checkpoints(tmp_path / "run", is_async=False, context=alone)
     with pytest.raises(SpecError, match=r"cannot write to .*run: .*File exists"):
         checkpoints.save(make_state(), step=1, facts={})
 
 
-def test_keep_must_be_possible(tmp_path, alone):
+def test_keep_must_be_positive(tmp_path, alone):
     with pytest.raises(SpecError, match="at least 1"):
         Checkpoints(tmp_path, keep=0, context=alone)
 
 
-def test_what_only_this_process_sees_is_written_by_it(alone):
-    """A writer process would write memory:// into a memory of its own, which ends with it."""
+def test_process_local_storage_is_written_in_process(alone):
+    """A writer process would write to its own memory:// store, which ends with the process."""
     checkpoints = Checkpoints("memory://of-this-process/run", context=alone)
     checkpoints.save(make_state(), step=2, facts={})
     checkpoints.close()

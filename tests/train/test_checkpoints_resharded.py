@@ -1,4 +1,4 @@
-"""Checkpoints of many ranks, loaded by more, by fewer and by one: 2 -> 4 -> 1, with DDP and FSDP2."""
+"""Checkpoints loaded by more ranks, by fewer ranks and by one: 2 -> 4 -> 1, with DDP and FSDP2."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make_optimizer(model):
 
 
 def work(*, root, load_from=None, load=("ddp", "fsdp")):
-    """What each rank does: make or load both kinds, train, save; the full tensors before and after."""
+    """Make or load both kinds of model, train and save. Return the full tensors before and after."""
     import torch
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
@@ -97,7 +97,7 @@ def test_two_ranks_then_four_then_one(home, tmp_path, alone):
         kwargs={
             "root": str(tmp_path / "four"),
             "load_from": str(tmp_path / "two"),
-            "load": ("fsdp", "ddp"),  # each takes what the other kind saved
+            "load": ("fsdp", "ddp"),  # each loads what the other kind saved
         },
         nodes=2,
         procs=2,
@@ -124,7 +124,7 @@ def test_two_ranks_then_four_then_one(home, tmp_path, alone):
         assert all(torch.equal(exported[name], value) for name, value in model.state_dict().items())
 
 
-def save_with_a_rank_that_cannot(*, root):
+def save_with_a_failing_rank(*, root):
     import pytest
 
     from windlass.errors import EngineError, SpecError
@@ -136,7 +136,7 @@ def save_with_a_rank_that_cannot(*, root):
     state = {"model": make_model(0)}
     checkpoints.save(state, step=1, facts={})
 
-    # One rank's share fails: no rank believes that it is saved, and what was there stays.
+    # If the share of one rank fails, no rank reports success, and earlier checkpoints stay.
     if context.rank == 1:
         checkpoints._storage.root = "/proc/nowhere"
     with pytest.raises(EngineError, match="a checkpoint was not saved: step-2"):
@@ -145,12 +145,12 @@ def save_with_a_rank_that_cannot(*, root):
         checkpoints._storage.root = root
     steps = [checkpoints.load(state).step]
 
-    # One rank has another model: every rank refuses the checkpoint.
+    # If one rank has another model, every rank refuses the checkpoint.
     other = state if context.rank == 0 else {"model": nn.Linear(2, 2)}
     with pytest.raises(SpecError, match=r"no checkpoint in .* can be used"):
         checkpoints.load(other)
 
-    # Ranks that are not at the same step are told so.
+    # Ranks at different steps are reported.
     with pytest.raises(SpecError, match="saves step"):
         checkpoints.save(state, step=3 + context.rank, facts={})
     return steps
@@ -159,6 +159,7 @@ def save_with_a_rank_that_cannot(*, root):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_all_ranks_decide_alike(home, tmp_path):
-    assert wl.run(
-        save_with_a_rank_that_cannot, kwargs={"root": str(tmp_path)}, nodes=1, procs=2
-    ) == [[1], [1]]
+    assert wl.run(save_with_a_failing_rank, kwargs={"root": str(tmp_path)}, nodes=1, procs=2) == [
+        [1],
+        [1],
+    ]

@@ -1,4 +1,4 @@
-"""The context in its three worlds: no launcher, torchrun's variables, and ranks of a job on this machine."""
+"""Context in its three environments: no launcher, torchrun, and ranks of a job on this machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TORCHRUN = {
 
 @pytest.fixture(autouse=True)
 def bare_process(monkeypatch):
-    """As with no launcher, and without what a test left in this process."""
+    """Remove what a launcher or an earlier test has left in this process."""
     for name in (*TORCHRUN, names.MASTER_PORT, names.JOB_ID, names.ATTEMPT, names.OUT):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(context_module, "_context", None)
@@ -48,7 +48,7 @@ def bare_process(monkeypatch):
 
 @pytest.fixture
 def torchrun(monkeypatch):
-    """The variables of a torchrun of one worker."""
+    """Set the variables that torchrun sets for one worker."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -72,7 +72,7 @@ def test_collectives_of_one_process_are_the_identity():
     assert context.gather({"a": 1}) == [{"a": 1}]
     assert context.broadcast("x") == "x"
     assert context.total(1, 2.5) == (1.0, 2.5)
-    context.report(step=1, total=2, loss=0.5)  # to nobody
+    context.report(step=1, total=2, loss=0.5)  # no launcher receives this
 
 
 def test_values_keep_their_types_and_are_never_pickled():
@@ -100,26 +100,26 @@ def test_under_torchrun_the_group_is_joined(torchrun):
     assert get_context() is context
 
 
-def test_a_group_that_is_there_is_taken(torchrun):
+def test_existing_group_is_used(torchrun):
     dist.init_process_group("gloo")
     assert get_context().world_size == 1
 
 
-def test_a_context_ends_with_its_group(torchrun):
+def test_context_ends_with_its_group(torchrun):
     context = get_context()
     dist.destroy_process_group()
     assert get_context() is not context
     assert dist.is_initialized()
 
 
-def test_a_rank_that_cannot_find_the_others_says_so(monkeypatch):
+def test_rank_that_cannot_find_the_others_raises(monkeypatch):
     monkeypatch.setenv(names.RANK, "0")
     monkeypatch.setenv(names.WORLD_SIZE, "2")
     with pytest.raises(SpecError, match="MASTER_ADDR and MASTER_PORT"):
         get_context()
 
 
-def test_a_rank_that_is_no_number_is_named(monkeypatch):
+def test_rank_that_is_not_a_number_is_named(monkeypatch):
     monkeypatch.setenv(names.LOCAL_RANK, "first")
     with pytest.raises(SpecError, match="LOCAL_RANK is 'first'"):
         get_context()
@@ -134,9 +134,11 @@ def test_one_process_has_no_mesh():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_gpu_that_is_not_there_is_told():
+def test_missing_gpu_is_reported():
     for device in ("cuda", "cuda:1"):
-        with pytest.raises(SpecError, match=f"device '{device}' does not exist: this process sees 0 GPUs"):
+        with pytest.raises(
+            SpecError, match=f"device '{device}' does not exist: this process sees 0 GPUs"
+        ):
             get_context(device=device)
 
 
@@ -172,7 +174,7 @@ def test_sigterm_is_noticed():
     ],
     ids=["alone", "torchrun", "windlass", "torchrun in a job"],
 )
-def test_attempts_are_counted_whoever_restarts(environ, attempt):
+def test_attempts_are_counted_under_every_launcher(environ, attempt):
     assert count_attempt(environ) == attempt
 
 
@@ -181,11 +183,11 @@ def _look():
 
     context = get_context()
     everyone = context.gather((context.rank, context.local_rank, context.node))
-    told = context.broadcast(f"from {context.rank}")
+    received = context.broadcast(f"from {context.rank}")
     context.barrier()
     return {
         "everyone": everyone,
-        "told": told,
+        "received": received,
         "total": context.total(context.rank, 1),
         "shape": (context.world_size, context.local_world_size, context.num_nodes, context.attempt),
         "grace_s": context.preemption.grace_s,
@@ -197,7 +199,7 @@ def test_ranks_of_a_job_on_this_machine(home):
     results = wl.run(_look, nodes=2, procs=1, grace_s=7)
     first = results[0]
     assert first["everyone"] == [(0, 0, 0), (1, 0, 1)]
-    assert first["told"] == results[1]["told"] == "from 0"
+    assert first["received"] == results[1]["received"] == "from 0"
     assert first["total"] == results[1]["total"] == (1.0, 2.0)
     assert first["shape"] == (2, 1, 2, 0)
     assert first["grace_s"] == 7
@@ -210,8 +212,8 @@ def test_ranks_of_a_job_on_this_machine(home):
     "how",
     ["context", *(pytest.param(how, marks=pytest.mark.long) for how in ("unnamed", "handler"))],
 )
-def test_a_rank_that_ends_right_after_an_exchange(how, tmp_path):
-    """The threads that did it are given the time to let go; a third of such ranks of torch alone aborts."""
+def test_rank_that_ends_right_after_an_exchange_exits_cleanly(how, tmp_path):
+    """The communication threads of torch get time to finish. With torch alone, a third of such ranks abort."""
     script = Path(__file__).with_name("late_exchange.py")
     line = [sys.executable, str(script), how, "6"]
     ran = subprocess.run(line, capture_output=True, text=True, timeout=170, cwd=tmp_path)
@@ -219,8 +221,8 @@ def test_a_rank_that_ends_right_after_an_exchange(how, tmp_path):
 
 
 @pytest.mark.parametrize(("num_nodes", "is_parted"), [("1", True), ("2", False)])
-def test_a_restart_by_torchrun_does_not_meet_what_died(torchrun, monkeypatch, num_nodes, is_parted):
-    """torchrun keeps its store over restarts; its agents count restarts each for itself."""
+def test_restart_by_torchrun_ignores_the_dead_attempt(torchrun, monkeypatch, num_nodes, is_parted):
+    """The store of torchrun survives restarts, and each of its agents counts restarts separately."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv(names.MASTER_PORT, str(server.port))
     monkeypatch.setenv(names.TORCHELASTIC_USE_AGENT_STORE, "True")

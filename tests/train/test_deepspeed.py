@@ -1,7 +1,7 @@
-"""DeepSpeed on two ranks: strategy deepspeed at each ZeRO stage, stopped and resumed, and a DeepSpeed script.
+"""DeepSpeed on two ranks: strategy deepspeed at each ZeRO stage, with a resume, and a DeepSpeed script.
 
-Skipped where DeepSpeed is not installed: `pip install deepspeed`, built with DS_BUILD_OPS=0. Without a GPU it
-compiles its shared-memory collectives when it is first used, which needs a C++ compiler and minutes.
+Skipped where DeepSpeed is not installed: `pip install deepspeed`, built with DS_BUILD_OPS=0. Without a GPU,
+it compiles its shared-memory collectives at first use. That takes minutes and needs a C++ compiler.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def ranks(tmp_path_factory) -> list[dict]:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_it_trains_as_ddp_does_and_goes_on_where_it_was_stopped(ranks, stage):
+def test_it_trains_as_ddp_does_and_resumes(ranks, stage):
     for rank in ranks:
         whole, begun, resumed = (rank[f"{part}-{stage}"] for part in ("whole", "begun", "resumed"))
         assert whole["losses"] == pytest.approx(rank["ddp"]["losses"], abs=1e-5)
@@ -43,7 +43,7 @@ def test_it_trains_as_ddp_does_and_goes_on_where_it_was_stopped(ranks, stage):
         assert resumed["validations"][-1] == pytest.approx(whole["validations"][-1], abs=1e-6)
 
 
-def test_a_script_of_deepspeed_runs_as_it_is(tmp_path):
+def test_deepspeed_script_runs_unchanged(tmp_path):
     command = [sys.executable, "-m", "windlass.cli.main", "run", "--procs", "2", str(SCRIPT)]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -1,7 +1,7 @@
-"""Ranks are killed at random steps, and trainings go on at the same and at other world sizes.
+"""Trainings whose ranks are killed at random steps, and which resume at the same and other world sizes.
 
-Every step, of every attempt, must have had the samples of the uninterrupted run; its loss must be equal
-to the last bit at the same world size, and within 1e-5 at another one.
+Every step of every attempt must have the samples of the uninterrupted run. At the same world size its loss
+must be equal bit for bit, and at another one within 1e-5.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def make_phases() -> dict[int, list[dict]]:
-    """By world size, in the order in which they run: 2, 4, 1."""
+    """Return the phases by world size, in the order in which they run: 2, 4, 1."""
     phases: dict[int, list[dict]] = {2: [], 4: [], 1: []}
     for strategy in STRATEGIES:
 
@@ -55,7 +55,7 @@ def make_phases() -> dict[int, list[dict]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Where all cases have left what their ranks saw."""
+    """Return the folder in which all cases have written the records of their ranks."""
     folder = tmp_path_factory.mktemp("resume")
     for world_size, phases in make_phases().items():
         kills = sum("kill_step" in phase for phase in phases)
@@ -72,7 +72,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def read_steps(case: Path, key: str) -> dict[tuple[str, int], list]:
-    """What ranks saw, by (attempt, step), in rank order."""
+    """Return the records of ranks by (attempt, step), in rank order."""
     values = defaultdict(list)
     for path in sorted(case.glob("*.jsonl")):
         attempt = path.name.partition("-rank")[0]
@@ -84,7 +84,7 @@ def read_steps(case: Path, key: str) -> dict[tuple[str, int], list]:
 
 
 def hash_ids(ids: list[list[int]]) -> str:
-    """Of a step's samples over all ranks: each rank has a piece of the global batch."""
+    """Hash the sample ids of a step over all ranks, each of which has a piece of the global batch."""
     return hashlib.sha256(json.dumps([i for piece in ids for i in piece]).encode()).hexdigest()
 
 
@@ -97,7 +97,7 @@ def test_every_step_has_the_samples_and_the_loss_of_the_uninterrupted_run(folder
     assert sorted(expected) == list(range(1, STEPS + 1))
     seen = {}
     for (attempt, step), ids in read_steps(resumed, "sample_ids").items():
-        is_cut = f"world-{len(ids)}" not in attempt  # a rank was killed before it wrote this down
+        is_cut = f"world-{len(ids)}" not in attempt  # a rank was killed before it wrote its record
         if not is_cut:
             assert hash_ids(ids) == expected[step], (attempt, step)
             seen[step] = attempt
@@ -107,14 +107,14 @@ def test_every_step_has_the_samples_and_the_loss_of_the_uninterrupted_run(folder
     resumed_losses = read_steps(resumed, "loss")
     assert {step for _, step in resumed_losses} == set(losses)
     for (attempt, step), values in resumed_losses.items():
-        assert len(set(values)) == 1, "all ranks are told one loss"
+        assert len(set(values)) == 1, "all ranks get the same loss"
         if attempt.startswith("world-2"):
             assert values[0] == losses[step], (attempt, step)
         assert values[0] == pytest.approx(losses[step], abs=1e-5), (attempt, step)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_learning_rate_validation_and_best_go_on(folder, strategy):
+def test_learning_rate_validation_and_best_are_resumed(folder, strategy):
     whole = folder / f"{strategy}-whole"
     for key in ("lr", "validation"):
         expected = {step: values[0] for (_, step), values in read_steps(whole, key).items()}

@@ -1,4 +1,4 @@
-"""Clipping, and steps that are left out."""
+"""Gradient clipping and skipped steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_parameters(*gradients: float) -> list[nn.Parameter]:
     return parameters
 
 
-def test_the_norm_is_that_of_all_gradients_and_they_are_scaled_to_the_limit():
+def test_norm_of_all_gradients_is_scaled_to_the_limit():
     parameters = make_parameters(3.0, 4.0)
     assert clip_gradients(parameters, 1.0).item() == pytest.approx(5.0)
     assert [p.grad.item() for p in parameters] == pytest.approx([0.6, 0.8], abs=1e-5)
@@ -44,7 +44,7 @@ def test_parameters_without_gradients():
     ("gradient", "is_stepped"), [(1.0, True), (math.inf, False), (math.nan, False)]
 )
 @pytest.mark.parametrize("is_in_kernel", [False, True])
-def test_a_step_is_left_out_with_its_moments(gradient, is_stepped, is_in_kernel):
+def test_skipped_step_leaves_moments_unchanged(gradient, is_stepped, is_in_kernel):
     (parameter,) = make_parameters(gradient)
     optimizer = torch.optim.AdamW([parameter], lr=0.1, fused=is_in_kernel)
     norm = clip_gradients([parameter], 1.0)
@@ -59,6 +59,6 @@ def test_a_step_is_left_out_with_its_moments(gradient, is_stepped, is_in_kernel)
     assert steps.item() == is_stepped
 
 
-def test_an_optimizer_that_cannot_leave_a_step_out_by_itself():
+def test_optimizer_that_cannot_skip_a_step_itself():
     (parameter,) = make_parameters(1.0)
     assert make_skip_flag(torch.optim.AdamW([parameter], fused=False), torch.ones(())) is None

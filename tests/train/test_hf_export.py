@@ -1,4 +1,4 @@
-"""Models as Hugging Face folders: transformers loads what was exported, and computes the same."""
+"""Models as Hugging Face folders, which transformers loads with equal results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
 
-def test_tied_weights_once_with_the_config_that_was_given(tmp_path, alone):
+def test_tied_weights_are_exported_once_with_the_given_config(tmp_path, alone):
     model = Tied()
     export_hf(model, tmp_path, config={"model_type": "toy"}, context=alone, dtype=torch.bfloat16)
     weights = safetensors.load_file(tmp_path / "model.safetensors")
@@ -31,7 +31,7 @@ def test_tied_weights_once_with_the_config_that_was_given(tmp_path, alone):
     assert json.loads((tmp_path / "config.json").read_text()) == {"model_type": "toy"}
 
 
-def test_many_files_have_an_index_and_replace_an_earlier_export(tmp_path, alone):
+def test_split_export_has_an_index_and_replaces_an_earlier_export(tmp_path, alone):
     model = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(3)))
     export_hf(model, tmp_path, config={}, context=alone)
     export_hf(model, tmp_path, config={}, context=alone, file_bytes=16 * 16 * 4)
@@ -45,7 +45,7 @@ def test_many_files_have_an_index_and_replace_an_earlier_export(tmp_path, alone)
     assert [path.name for path in tmp_path.glob("model*")] == ["model.safetensors"]
 
 
-def test_a_model_without_a_config_is_told(tmp_path, alone):
+def test_model_without_a_config_is_reported(tmp_path, alone):
     with pytest.raises(EngineError, match="needs a config"):
         export_hf(nn.Linear(2, 2), tmp_path, context=alone)
 

@@ -1,4 +1,4 @@
-"""Names of itwinai's TorchTrainer: honoured or refused, and all of them on the page for those who come."""
+"""Names of itwinai's TorchTrainer. Each is supported or refused, and the migration page lists all of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAGE = Path(__file__).parents[2] / "docs/coming-from/itwinai.md"
 
 
 def rows_of(table: str) -> dict[str, str]:
-    """The table under a heading of the page: name -> the other cells."""
+    """Return the table under a heading of the page, as name -> the other cells."""
     text = PAGE.read_text().split(f"### {table}\n", 1)[1].split("\n#", 1)[0]
     cells = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
     return {row[0].strip().strip("`"): "|".join(row[1:]).strip() for row in cells}
@@ -62,18 +62,18 @@ def test_the_page_lists_every_attribute():
 # Methods.
 
 
-def test_every_method_that_is_not_refused_is_there():
+def test_every_method_that_is_not_refused_exists():
     assert [name for name in METHODS if not callable(getattr(TorchTrainer, name, None))] == []
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED_METHODS))
-def test_an_override_that_would_never_be_called_is_refused_at_the_start(tmp_path, name):
+def test_override_that_is_never_called_is_refused_at_start(tmp_path, name):
     kind = type("Mine", (TorchTrainer,), {name: lambda self, *args: None})
     with pytest.raises(SpecError, match=f"Mine overrides {name}, which this trainer never calls"):
         make_trainer(tmp_path, kind=kind)
 
 
-def test_an_override_of_a_class_beside_the_trainer_is_refused_too(tmp_path):
+def test_override_in_a_mixin_is_refused(tmp_path):
     class Mixin:
         def train_epoch(self):
             pass
@@ -87,7 +87,7 @@ class TrainingConfiguration:
     """Stand-in for itwinai's configuration, which is a pydantic model."""
 
     def model_dump(self, *, exclude_unset):
-        assert exclude_unset  # its other defaults are not the user's
+        assert exclude_unset  # its other defaults are not the user's values
         return {"batch_size": 8, "optim_lr": 0.4}
 
 
@@ -101,7 +101,7 @@ def test_a_config_of_another_kind_is_refused(tmp_path):
         make_trainer(tmp_path, config=object())
 
 
-def test_a_method_that_is_set_on_a_trainer_is_refused(tmp_path):
+def test_method_assigned_to_a_trainer_is_refused(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.train_epoch = lambda: None
     with pytest.raises(SpecError, match="train_epoch is set, but this trainer never calls it"):
@@ -109,7 +109,7 @@ def test_a_method_that_is_set_on_a_trainer_is_refused(tmp_path):
 
 
 class Ported(TorchTrainer):
-    """As one writes it for itwinai, but for train_step, which leaves gradients to the trainer."""
+    """Trainer as one writes it for itwinai, except that train_step leaves gradients to the trainer."""
 
     def create_model_loss_optimizer(self):
         self.model = make_net()
@@ -183,7 +183,7 @@ def run_ported(out, **settings):
     return trainer, result, rates
 
 
-def test_a_ported_class_is_called_where_itwinai_calls_it(tmp_path):
+def test_ported_methods_are_called_where_itwinai_calls_them(tmp_path):
     trainer, result, rates = run_ported(tmp_path)
     assert trainer.epochs_seen == [0, 1, 2]
     assert rates.rates == pytest.approx([0.2] * 5 + [0.1] * 5 + [0.05] * 5)
@@ -230,7 +230,7 @@ def read(**settings):
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_settings_with_itwinais_names_set_ours(name):
+def test_itwinai_setting_names_set_our_settings(name):
     value = {"optim_lr": 0.5, "shuffle_train": False, "run_name": "a", "checkpoints_location": "b"}
     options = read(**{name: value.get(name, 3)})
     assert getattr(options, SETTINGS[name]) == value.get(name, 3)
@@ -238,7 +238,7 @@ def test_settings_with_itwinais_names_set_ours(name):
 
 
 @pytest.mark.parametrize("name", sorted({**NO_EFFECT, **REFUSED_SETTINGS}))
-def test_settings_are_accepted_where_they_change_nothing_and_refused_otherwise(name):
+def test_settings_without_effect_are_accepted_and_others_refused(name):
     for value in NO_EFFECT.get(name, ()):
         assert read(**{name: value}) == TrainerOptions()
     if name in REFUSED_SETTINGS:
@@ -255,13 +255,13 @@ def test_attributes_can_be_read(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED_ATTRIBUTES))
-def test_attributes_that_are_not_here_say_what_is(tmp_path, name):
+def test_missing_attributes_name_their_replacement(tmp_path, name):
     with pytest.raises(AttributeError, match=f"no attribute '{name}'; hint: "):
         getattr(make_trainer(tmp_path), name)
 
 
 @pytest.mark.parametrize("name", ["logger", "profiler"])
-def test_attributes_that_nothing_would_use_are_refused(tmp_path, name):
+def test_attributes_that_nothing_uses_are_refused(tmp_path, name):
     class Sets(TorchTrainer):
         def create_model_loss_optimizer(self):
             super().create_model_loss_optimizer()

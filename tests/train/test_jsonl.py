@@ -28,7 +28,7 @@ def test_rows_of_several_files(tmp_path: Path) -> None:
         rows[3]
 
 
-def test_rows_are_a_dataset_also_for_worker_processes(tmp_path: Path) -> None:
+def test_rows_are_a_dataset_in_worker_processes(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", *(f'{{"text": "{i}"}}' for i in range(8)))
     for options in ({"num_workers": 1}, {"prefetch": 2}):
         loader = Loader(JsonlRows(path), batch=4, shuffle=False, rank=0, world_size=1, **options)
@@ -46,20 +46,20 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
         rows[2]
 
 
-def test_a_file_that_is_not_utf_8_is_called_so(tmp_path: Path) -> None:
+def test_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes('{"text": "1"}\n{"text": "caf\xe9"}\n'.encode("latin-1"))
     with pytest.raises(SpecError, match=r"a\.jsonl:2 is not UTF-8: byte 0xe9 at place 14"):
         JsonlRows(path)[1]
 
 
-def test_a_line_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
+def test_line_nested_too_deeply_is_named(tmp_path: Path) -> None:
     rows = JsonlRows(write(tmp_path / "a.jsonl", "[" * 100_000))
     with pytest.raises(SpecError, match=r"a\.jsonl:1 is not JSON"):
         rows[0]
 
 
-def test_files_that_are_compressed_are_named_and_not_passed_over(tmp_path: Path) -> None:
+def test_compressed_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "1"}'))
     for path in (tmp_path, tmp_path / "b.jsonl.gz"):
         with pytest.raises(SpecError, match=r"b\.jsonl\.gz is compressed\n.*gunzip --keep"):
@@ -68,7 +68,7 @@ def test_files_that_are_compressed_are_named_and_not_passed_over(tmp_path: Path)
     assert len(JsonlRows(tmp_path)) == 1
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_files_are_reported(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", "")
     with pytest.raises(SpecError, match=r"there is no file .*trian\.jsonl\n.*mean train\.jsonl\?"):
         JsonlRows(tmp_path / "trian.jsonl")
@@ -83,7 +83,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         JsonlRows([])
 
 
-def test_what_a_row_holds() -> None:
+def test_row_contents() -> None:
     assert read_kind({"text": "a"}, str) == "text"
     assert read_kind({"messages": [], "text": "a"}, str) == "messages"
     with pytest.raises(SpecError, match=r"f:7 has neither a text nor messages: it has 'txt', 'id'"):

@@ -17,7 +17,7 @@ from windlass.train.data.step_plan import Cutting
 
 
 class Numbers:
-    """A map dataset: sample i is the number i."""
+    """Map dataset whose sample i is the number i."""
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
@@ -37,7 +37,7 @@ class Broken(Numbers):
 
 
 class Noisy(Numbers):
-    """Each sample draws from all three global generators."""
+    """Dataset whose samples draw from all three global generators."""
 
     def __getitem__(self, index: int) -> list[float]:
         import numpy
@@ -59,7 +59,7 @@ class NoisyStream(Stream):
 
 
 def read(steps: Iterator[DataStep]) -> list[tuple[Any, ...]]:
-    """What a rank sees of steps, in values that can be compared."""
+    """Return what a rank reads in steps, as comparable values."""
     return [
         (
             step.index,
@@ -82,7 +82,7 @@ def plain(step: DataStep) -> list[Any]:
 
 
 def global_samples(loaders: list[Loader], **where: int) -> list[list[int]]:
-    """The sample ids of each step, over all ranks in their order."""
+    """Return the sample ids of each step, over all ranks in order."""
     ranks = zip(*(loader.steps(**where) for loader in loaders), strict=True)
     return [[i for step in steps for i in step.sample_ids] for steps in ranks]
 
@@ -123,7 +123,7 @@ def test_micro_batches_are_even() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-def test_ranks_have_as_many_micro_batches_and_true_weights(world_size: int) -> None:
+def test_ranks_have_equal_micro_batch_counts_and_exact_weights(world_size: int) -> None:
     loaders = make_world(
         Numbers(29), world_size, batch=7, micro_batch=2, drop_last=False, shuffle=False
     )
@@ -143,7 +143,7 @@ def test_ranks_have_as_many_micro_batches_and_true_weights(world_size: int) -> N
 
 @pytest.mark.parametrize("make", [Numbers, Stream], ids=["map", "iterable"])
 @pytest.mark.parametrize("drop_last", [True, False])
-def test_a_start_in_the_middle_gives_the_tail(make: type, drop_last: bool) -> None:
+def test_start_in_the_middle_gives_the_remaining_steps(make: type, drop_last: bool) -> None:
     loader = Loader(make(20), batch=6, micro_batch=2, drop_last=drop_last, rank=1, world_size=2)
     whole = read(loader.steps(stop=14))
     for start in range(14):
@@ -185,7 +185,7 @@ def test_without_a_launcher_one_rank_reads_all() -> None:
 
 @pytest.mark.parametrize("dataset", [Noisy(30), NoisyStream(30)], ids=["map", "iterable"])
 def test_worker_processes_give_the_same_data(dataset: Any) -> None:
-    """Also where samples are random, and at any world size, and from the middle."""
+    """The data is also equal for random samples, at any world size, and from the middle."""
 
     def make(num_workers: int, world_size: int = 1) -> Loader:
         return Loader(
@@ -203,20 +203,20 @@ def test_worker_processes_give_the_same_data(dataset: Any) -> None:
     assert [str(step) for step in read(make(2).steps(stop=12))] == here
     assert [str(step) for step in read(make(2).steps(start=7, stop=12))] == here[7:]
     assert len(set(here)) == 12
-    assert torch.equal(before[0], torch.get_rng_state())  # the model's own are untouched
+    assert torch.equal(before[0], torch.get_rng_state())  # the model's own generators are unchanged
     assert before[1] == random.getstate()
     first = next(make(0, world_size=2).steps())
     assert str(plain(first)[0].data) == str(plain(next(make(0).steps()))[0].data)
 
 
 def mix_up(samples: list[int]) -> list[float]:
-    """A batch that draws, as mixup does."""
+    """Collate a batch with random draws, as mixup does."""
     return [sum(samples), random.random(), float(torch.rand(()))]
 
 
 @pytest.mark.parametrize("make", [Numbers, Stream], ids=["map", "iterable"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_what_collation_draws_differs_by_step_and_is_the_same_after_a_resume(
+def test_collation_draws_differ_by_step_and_repeat_after_resume(
     make: type, num_workers: int
 ) -> None:
     def steps(seed: int = 0, start: int = 0) -> list[str]:
@@ -239,13 +239,13 @@ def test_what_collation_draws_differs_by_step_and_is_the_same_after_a_resume(
 
 
 class NoisyTogether(Noisy):
-    """As a Subset of torch's: samples are asked for in lists."""
+    """Dataset that is read in lists of samples, as torch's Subset is."""
 
     def __getitems__(self, indices: list[int]) -> list[list[float]]:
         return [self[index] for index in indices]
 
 
-def test_samples_that_are_read_together_are_random_each_for_itself() -> None:
+def test_samples_read_together_draw_separately() -> None:
     def read_all(micro_batch: int) -> dict[int, str]:
         loader = Loader(
             NoisyTogether(8),
@@ -266,7 +266,7 @@ def test_samples_that_are_read_together_are_random_each_for_itself() -> None:
     assert len(set(read_all(4).values())) == 8
 
 
-def test_a_tensor_dataset_that_draws_is_not_read_by_a_thread() -> None:
+def test_random_tensor_dataset_is_not_read_by_a_thread() -> None:
     class Augmented(TensorDataset):
         def __getitem__(self, index: int) -> Any:
             assert threading.current_thread() is threading.main_thread()
@@ -286,21 +286,21 @@ def test_a_tensor_dataset_that_draws_is_not_read_by_a_thread() -> None:
 
 
 class SharedOut(IterableDataset):
-    """As torch's own documentation writes it: each worker process yields a share of the samples."""
+    """Dataset whose worker processes each yield a share of the samples, as in torch's documentation."""
 
     def __iter__(self) -> Iterator[int]:
         info = get_worker_info()
         yield from range(info.id, 16, info.num_workers) if info else range(16)
 
 
-def test_a_dataset_that_shares_itself_out_to_workers_loses_no_sample() -> None:
+def test_dataset_split_over_workers_loses_no_sample() -> None:
     loader = Loader(SharedOut(), batch=4, num_workers=2, rank=0, world_size=1)
     read_samples = [step.micro_batches[0].data.tolist() for step in loader.steps(stop=4)]
     assert [sample for samples in read_samples for sample in samples] == list(range(16))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_sample_that_cannot_be_read_is_named(num_workers: int) -> None:
+def test_unreadable_sample_is_named(num_workers: int) -> None:
     loader = Loader(
         Broken(8), batch=4, shuffle=False, num_workers=num_workers, rank=0, world_size=1
     )
@@ -310,7 +310,7 @@ def test_a_sample_that_cannot_be_read_is_named(num_workers: int) -> None:
         next(steps)
 
 
-def test_samples_that_do_not_fit_together_are_named() -> None:
+def test_samples_that_cannot_be_collated_are_named() -> None:
     loader = Loader([[1], [1, 2]], batch=2, shuffle=False, rank=0, world_size=1)
     with pytest.raises(SampleError, match=r"samples \[0, 1\] of epoch 0 could not be collated"):
         next(loader.steps())
@@ -321,15 +321,15 @@ def test_a_thread_reads_ahead_and_ends() -> None:
     loader = Loader(dataset, batch=8, rank=0, world_size=1)
     numbers, doubles = next(loader.steps()).micro_batches[0].data
     assert torch.equal(doubles, numbers * 2)
-    assert sum(1 for _ in loader.steps(stop=11)) == 11  # to its end
+    assert sum(1 for _ in loader.steps(stop=11)) == 11  # read to the end
     steps = loader.steps()
     assert [step.index for step in islice(steps, 3)] == [0, 1, 2]
     assert "windlass-prefetch" in [thread.name for thread in threading.enumerate()]
-    steps.close()  # in the middle of an endless one
+    steps.close()  # closed in the middle of an endless iterator
     assert "windlass-prefetch" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_an_error_in_the_thread_is_raised_where_it_is_read() -> None:
+def test_error_in_the_thread_is_raised_to_the_reader() -> None:
     loader = Loader(Broken(8), batch=4, shuffle=False, prefetch=2, rank=0, world_size=1)
     steps = loader.steps()
     next(steps)
@@ -338,7 +338,7 @@ def test_an_error_in_the_thread_is_raised_where_it_is_read() -> None:
     assert "windlass-prefetch" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_what_the_thread_reads_is_what_is_read_here() -> None:
+def test_thread_reads_the_same_data() -> None:
     ahead, here = (
         Loader(Numbers(20), batch=6, micro_batch=4, prefetch=p, rank=0, world_size=1)
         for p in (3, 0)
@@ -346,7 +346,7 @@ def test_what_the_thread_reads_is_what_is_read_here() -> None:
     assert read(ahead.steps(stop=9)) == read(here.steps(stop=9))
 
 
-def test_a_tensor_dataset_is_read_as_by_collation() -> None:
+def test_tensor_dataset_matches_collation() -> None:
     dataset = TensorDataset(torch.randn(12, 3), torch.arange(12))
     fast = next(Loader(dataset, batch=5, rank=0, world_size=1).steps()).micro_batches[0]
     slow = next(
@@ -362,7 +362,7 @@ def test_a_tensor_dataset_is_read_as_by_collation() -> None:
     assert type(fast.data) is type(slow.data)
 
 
-def test_an_iterable_is_told_its_epoch_and_may_tell_its_length() -> None:
+def test_iterable_gets_its_epoch_and_may_have_a_length() -> None:
     class Epochs(Stream):
         epoch = 0
 
@@ -380,13 +380,11 @@ def test_an_iterable_is_told_its_epoch_and_may_tell_its_length() -> None:
     assert next(loader.steps(start=5)).micro_batches[0].data.tolist() == [202, 203]
 
 
-def test_what_cannot_be_loaded_is_told() -> None:
+def test_invalid_datasets_are_reported() -> None:
     place = {"rank": 0, "world_size": 1}
     with pytest.raises(SpecError, match="Numbers has no samples"):
         Loader(Numbers(0), batch=1, **place)
-    with pytest.raises(
-        SpecError, match=r"a batch of 9 exceeds the 8 samples.*\n.*drop_last=F"
-    ):
+    with pytest.raises(SpecError, match=r"a batch of 9 exceeds the 8 samples.*\n.*drop_last=F"):
         Loader(Numbers(8), batch=9, **place)
     assert Loader(Numbers(8), batch=9, drop_last=False, **place).steps_per_epoch == 1
     with pytest.raises(SpecError, match="batch=0"):

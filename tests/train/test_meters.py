@@ -1,4 +1,4 @@
-"""What meters say of steps whose times are known."""
+"""Readings of meters for steps of known durations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from windlass.train.trainer.meters import Meters, _measure, measure_matmul_rate,
 
 
 def clock_of(*durations_s: float) -> Iterator[float]:
-    """The times at which events end that take these seconds."""
+    """Return a clock whose events end after these seconds."""
     return accumulate(chain([100.0], durations_s))
 
 
@@ -37,7 +37,7 @@ def test_rates_percentiles_and_waits() -> None:
     assert reading["memory_peak_bytes"] > 1e6
 
 
-def test_what_is_no_step_counts_in_no_rate() -> None:
+def test_skipped_time_counts_in_no_rate() -> None:
     times = clock_of(1.0, 7.0, 1.0)
     meters = Meters(clock=lambda: next(times))
     meters.step(samples=5)
@@ -49,7 +49,7 @@ def test_what_is_no_step_counts_in_no_rate() -> None:
     assert "mfu" not in reading
 
 
-def test_each_reading_has_its_own_steps() -> None:
+def test_readings_cover_separate_steps() -> None:
     times = clock_of(1.0, 2.0, 2.0)
     meters = Meters(clock=lambda: next(times))
     meters.step(samples=1)
@@ -60,7 +60,7 @@ def test_each_reading_has_its_own_steps() -> None:
     assert meters.read()["num_steps"] == 2
 
 
-def test_the_spread_names_the_rank_that_waits_but_none_as_the_slowest() -> None:
+def test_spread_names_the_waiting_rank_but_no_slowest() -> None:
     spread = spread_over_ranks(
         [
             {"step_p50_s": 1.0, "data_wait_share": 0.1, "memory_peak_bytes": 5.0},

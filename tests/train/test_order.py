@@ -30,8 +30,8 @@ def test_seed_and_epoch_change_the_order() -> None:
     assert len(orders) == 16
 
 
-def test_the_order_is_the_same_for_ever() -> None:
-    """Checkpoints depend on these: a change here breaks the resume of every run there is."""
+def test_order_never_changes() -> None:
+    """Checkpoints depend on these values. Changing them breaks the resume of every existing run."""
     assert make_order(10, seed=0, epoch=0)[:] == [9, 3, 2, 4, 0, 1, 7, 5, 6, 8]
     assert make_order(1000, seed=0, epoch=0)[:6] == [484, 79, 186, 813, 80, 521]
     assert make_order(1000, seed=42, epoch=7)[994:] == [452, 275, 301, 965, 409, 447]
@@ -42,7 +42,7 @@ def test_the_order_is_the_same_for_ever() -> None:
     ]
 
 
-def test_a_place_is_read_alone_as_in_a_slice() -> None:
+def test_single_index_matches_a_slice() -> None:
     order = make_order(10_000, seed=1, epoch=1)
     whole = order[:]
     assert [order[0], order[4095], order[4096], order[-1]] == [
@@ -58,17 +58,17 @@ def test_a_place_is_read_alone_as_in_a_slice() -> None:
         order[10_000]
 
 
-def test_without_shuffle_samples_come_in_their_own_order() -> None:
+def test_order_without_shuffle_is_sequential() -> None:
     assert make_order(9, seed=1, epoch=1, shuffle=False)[2:5] == [2, 3, 4]
 
 
-def test_each_sample_is_as_often_first() -> None:
+def test_first_sample_is_uniformly_distributed() -> None:
     firsts = Counter(make_order(16, seed=seed, epoch=0)[0] for seed in range(480))
     chi_square = sum((firsts[sample] - 30) ** 2 / 30 for sample in range(16))
-    assert chi_square < 40  # 15 degrees of freedom: more than that once in 2,000 seeds of this test
+    assert chi_square < 40  # 15 degrees of freedom: one in 2,000 seeds of this test exceeds this
 
 
-def test_neighbours_do_not_stay_neighbours() -> None:
+def test_neighbours_are_separated() -> None:
     order = make_order(10_000, seed=0, epoch=0)[:]
     assert sum(abs(a - b) == 1 for a, b in pairwise(order)) < 20
 

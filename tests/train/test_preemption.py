@@ -1,4 +1,4 @@
-"""Preemption: SIGTERM is noticed, with the seconds left, and a handler from before is still called."""
+"""Preemption. SIGTERM is recorded with the remaining seconds, and an existing handler is still called."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def preemption():
     signal.signal(signal.SIGTERM, before)
 
 
-def test_nothing_is_noticed_at_first(preemption):
+def test_no_notice_at_first(preemption):
     assert preemption.listen()
     assert not preemption.is_noticed
     assert preemption.seconds_left is None
@@ -36,7 +36,7 @@ def test_a_real_signal_is_noticed(preemption):
     assert 15 < preemption.seconds_left <= 20
 
 
-def test_a_save_is_limited_by_a_grace_that_was_told(preemption, monkeypatch):
+def test_announced_grace_limits_a_save(preemption, monkeypatch):
     assert preemption.save_limit_s is None
     preemption.notice()
     assert 0 < preemption.save_limit_s <= 20
@@ -47,20 +47,20 @@ def test_a_save_is_limited_by_a_grace_that_was_told(preemption, monkeypatch):
     assert guessed.save_limit_s is None
 
 
-def test_the_first_announcement_counts(preemption):
+def test_first_announcement_counts(preemption):
     preemption.notice()
     first = preemption._deadline_s
     preemption.notice()
     assert preemption._deadline_s == first
 
 
-def test_no_grace_left_is_zero_not_negative():
+def test_expired_grace_is_zero():
     preemption = Preemption(grace_s=0)
     preemption.notice()
     assert preemption.seconds_left == 0
 
 
-def test_the_handler_from_before_is_called_too(preemption):
+def test_existing_handler_is_called(preemption):
     heard = []
     signal.signal(signal.SIGTERM, lambda number, _frame: heard.append(number))
     preemption.listen()
@@ -76,7 +76,7 @@ def test_listening_twice_does_not_chain_to_itself(preemption):
     assert preemption.is_noticed
 
 
-def test_the_signal_is_given_back(preemption):
+def test_original_handler_is_restored(preemption):
     def handler(number, frame):
         pass
 
@@ -86,7 +86,7 @@ def test_the_signal_is_given_back(preemption):
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_the_end_of_the_grace_is_left_to_a_later_handler(preemption):
+def test_later_handler_decides_at_the_end_of_the_grace(preemption):
     preemption.grace_s = 0
     preemption.listen()
     heard = []
@@ -107,7 +107,7 @@ def test_another_thread_cannot_listen(preemption, caplog):
 @pytest.mark.parametrize(
     ("text", "grace_s"), [("", 30.0), ("12.5", 12.5), ("-1", 0.0), ("soon", 30.0)]
 )
-def test_the_grace_is_the_launchers(text, grace_s):
+def test_grace_comes_from_the_launcher(text, grace_s):
     assert read_grace({names.GRACE: text}) == grace_s
 
 
@@ -144,7 +144,7 @@ sys.exit(7)
 """
 
 
-# Neither reads the notice once it runs: saving checkpoints is no end of a loop, and fit() has returned.
+# Neither loop checks for the notice while it runs. Saving checkpoints does not check, and fit() has returned.
 AFTER = """
 import sys, time, torch
 from windlass.train import Checkpoints, TorchTrainer, get_context
@@ -187,7 +187,7 @@ def notice(process):
     assert process.stdout.readline() == "noticed\n"
 
 
-def test_a_second_signal_ends_a_loop_that_never_looks():
+def test_second_signal_ends_a_loop_that_never_checks():
     with start_loop("never looks", 600) as process:
         notice(process)
         process.send_signal(signal.SIGTERM)
@@ -196,20 +196,20 @@ def test_a_second_signal_ends_a_loop_that_never_looks():
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["saves", "fits"])
-def test_a_second_signal_ends_a_loop_that_saves_or_comes_after_a_training(tmp_path, how):
+def test_second_signal_ends_a_loop_that_saves_or_follows_a_training(tmp_path, how):
     with start_loop(how, 600, AFTER, tmp_path) as process:
         notice(process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == -signal.SIGTERM
 
 
-def test_the_end_of_the_grace_ends_a_loop_that_never_looks():
+def test_end_of_grace_ends_a_loop_that_never_checks():
     with start_loop("never looks", 0.2) as process:
         notice(process)
         assert process.wait(60) == -signal.SIGTERM
 
 
-def test_a_loop_that_looks_ends_by_itself():
+def test_loop_that_checks_ends_by_itself():
     with start_loop("reads", 0.01) as process:
         notice(process)
         process.send_signal(signal.SIGTERM)

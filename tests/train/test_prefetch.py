@@ -1,4 +1,4 @@
-"""Threads and processes that read ahead: none outlives its use, none dies too early of a signal to all."""
+"""Threads and processes that read ahead. None outlives its use, and no group signal kills one too early."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from windlass.train.data.loader import Loader
 from windlass.train.data.prefetch import read_ahead
 
 
-def test_no_more_than_the_depth_is_made_ahead() -> None:
+def test_prefetch_stops_at_its_depth() -> None:
     made: list[int] = []
 
     def make() -> object:
@@ -32,11 +32,11 @@ def test_an_iterator_without_items_ends() -> None:
     assert list(read_ahead(iter(()), depth=2)) == []
 
 
-def test_a_worker_outlives_a_signal_to_the_whole_group() -> None:
-    """A preempted rank goes on for a step or two and saves: its workers must not die before it."""
+def test_worker_survives_a_signal_to_the_process_group() -> None:
+    """A preempted rank continues for a step or two and saves. Its workers must not die before."""
     loader = Loader(list(range(400)), batch=4, num_workers=2, rank=0, world_size=1)
     steps = loader.steps()
-    for _ in range(2):  # one of each worker: both have begun
+    for _ in range(2):  # one item of each worker, so both have started
         next(steps)
     workers = multiprocessing.active_children()
     assert len(workers) == 2
@@ -51,10 +51,10 @@ def test_a_worker_outlives_a_signal_to_the_whole_group() -> None:
         assert worker.exitcode == 0
 
 
-def test_a_forked_process_reads_with_threads_of_its_own() -> None:
+def test_forked_process_reads_with_its_own_threads() -> None:
     loader = Loader(TensorDataset(torch.arange(40)), batch=4, rank=0, world_size=1)
     steps = loader.steps()
-    expected = next(steps).sample_ids  # the thread of this process is at work while it forks
+    expected = next(steps).sample_ids  # the thread of this process is busy during the fork
 
     def work() -> None:
         os._exit(0 if next(loader.steps()).sample_ids == expected else 1)

@@ -1,4 +1,4 @@
-"""Two trainings of one run, one after the other, and one that was taken for dead."""
+"""Lock of a run, which refuses two trainings at once, and its takeover from processes presumed dead."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HOLDER = """
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
+def short_waits(monkeypatch):
     monkeypatch.setattr(run_lock, "_HERE_S", 0.3)
     monkeypatch.setattr(run_lock, "_ELSEWHERE_S", 0.3)
 
@@ -84,7 +84,7 @@ def test_a_second_training_of_a_run_is_refused(tmp_path, alone, hold, caplog, pl
     checkpoints.close()
 
 
-def test_what_a_killed_training_held_is_free(tmp_path, hold, caplog):
+def test_lock_of_a_killed_training_is_free(tmp_path, hold, caplog):
     for place in (str(tmp_path / "run"), f"file://{tmp_path}/url"):
         holder = hold(place)
         holder.kill()
@@ -94,7 +94,7 @@ def test_what_a_killed_training_held_is_free(tmp_path, hold, caplog):
 
 
 def test_readers_of_a_run_cannot_lock_it(tmp_path):
-    """Another user who may read a run must not be able to keep its owner from training."""
+    """A user with only read access to a run cannot block its owner's training."""
     tmp_path.chmod(0o755)
     take(tmp_path).close()
     assert (tmp_path / run_lock.LOCK).stat().st_mode & 0o777 == 0o600
@@ -102,7 +102,7 @@ def test_readers_of_a_run_cannot_lock_it(tmp_path):
     fcntl.flock(folder, fcntl.LOCK_SH)
     take(tmp_path).close()
     os.close(folder)
-    tmp_path.chmod(0o775)  # members of the group may train here
+    tmp_path.chmod(0o775)  # group members may train here
     take(tmp_path).close()
     assert (tmp_path / run_lock.LOCK).stat().st_mode & 0o777 == 0o660
 
@@ -115,8 +115,8 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_process_of_another_container_is_not_taken_for_dead(tmp_path):
-    """Containers can share a host's name; each counts its processes apart."""
+def test_process_of_another_container_is_not_presumed_dead(tmp_path):
+    """Containers can share a host name, and each numbers its processes separately."""
     lock = take(f"file://{tmp_path}")
     owner = run_lock.read_owner(open_storage(f"file://{tmp_path}"))
     lock.close()
@@ -136,25 +136,25 @@ def test_sigterm_ends_the_wait(tmp_path, hold):
     assert ended.value.code == 143
 
 
-def test_a_child_that_outlives_its_trainer_does_not_hold_it(tmp_path):
+def test_child_that_outlives_its_trainer_does_not_hold_the_lock(tmp_path):
     lock = take(tmp_path)
     ends, starts = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
         os.write(starts[1], b"x")
         os.close(ends[1])
-        os.read(ends[0], 1)  # until the trainer has let go of it
+        os.read(ends[0], 1)  # until the trainer has released the lock
         os._exit(0)
     os.read(starts[0], 1)
     with pytest.raises(SpecError, match="another training"):
-        take(tmp_path, attempt=1)  # the trainer's own
+        take(tmp_path, attempt=1)  # the trainer still holds it
     lock.close()
     take(tmp_path, attempt=1).close()
     os.close(ends[1])
     os.waitpid(child, 0)
 
 
-def test_one_process_shares_it(tmp_path):
+def test_one_process_shares_the_lock(tmp_path):
     first, second = take(tmp_path), take(tmp_path)
     first.close()
     with pytest.raises(SpecError, match="another training"):
@@ -164,10 +164,8 @@ def test_one_process_shares_it(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["{}", "file://{}"])
-def test_a_world_that_was_taken_for_dead_publishes_nothing(
-    tmp_path, alone, monkeypatch, caplog, place
-):
-    """Its launcher has started another attempt: that one takes the run over, and the first one ends."""
+def test_attempt_presumed_dead_publishes_nothing(tmp_path, alone, monkeypatch, caplog, place):
+    """The launcher has started another attempt, which takes over the run. The first attempt then ends."""
     monkeypatch.setenv(names.JOB_ID, "job-1")
     run = place.format(tmp_path / "run")
     stale = Checkpoints(run, is_async=False, context=alone)
@@ -186,7 +184,7 @@ def test_a_world_that_was_taken_for_dead_publishes_nothing(
     stale.close()
 
 
-def test_a_run_that_is_moved_while_it_trains_is_not_made_anew(tmp_path, alone):
+def test_run_moved_during_training_is_not_recreated(tmp_path, alone):
     checkpoints = Checkpoints(tmp_path / "run", is_async=False, context=alone)
     checkpoints.save(make_state(), step=1, facts={})
     (tmp_path / "run").rename(tmp_path / "moved")
@@ -195,11 +193,11 @@ def test_a_run_that_is_moved_while_it_trains_is_not_made_anew(tmp_path, alone):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_trainer_holds_it_while_it_trains(tmp_path, hold):
+def test_trainer_holds_the_lock_while_training(tmp_path, hold):
     hold(tmp_path / "run")
     with pytest.raises(SpecError, match="another training writes to"):
         make_trainer(tmp_path).fit()
-    make_trainer(tmp_path, checkpoint_every=0).fit()  # writes none
+    make_trainer(tmp_path, checkpoint_every=0).fit()  # this trainer writes no checkpoints
 
 
 def test_no_resume_moves_the_old_run_aside(tmp_path, caplog):
@@ -216,7 +214,7 @@ def test_no_resume_moves_the_old_run_aside(tmp_path, caplog):
 
 @pytest.mark.long
 def test_the_writer_process_keeps_the_lock(tmp_path, alone):
-    """It may still write for a moment after its trainer was killed."""
+    """The writer may still write briefly after its trainer was killed."""
     script = f"""
         import os, signal, torch
         from windlass.train.checkpoint.checkpoints import Checkpoints

@@ -1,4 +1,4 @@
-"""The notation of shapes, and what it means in a world of some size."""
+"""Notation of shapes, and the meshes they describe at a given world size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_read(text: str, world_size: int, shape: Shape) -> None:
     assert read_shape(text, world_size=world_size) == shape
 
 
-def test_hsdp_shards_within_a_node_and_copies_across() -> None:
+def test_hsdp_shards_within_a_node_and_replicates_across() -> None:
     assert read_shape("hsdp", world_size=16, local_world_size=8) == Shape(dp=2, fsdp=8)
 
 
@@ -41,16 +41,14 @@ def test_hsdp_shards_within_a_node_and_copies_across() -> None:
         ("pp=2", 2, "'pp' is not a strategy", "fsdp=8,dp=2"),
     ],
 )
-def test_wrong_shapes_say_what_is_right(
-    text: str, world_size: int, message: str, hint: str
-) -> None:
+def test_invalid_shapes_have_a_hint(text: str, world_size: int, message: str, hint: str) -> None:
     with pytest.raises(SpecError) as caught:
         read_shape(text, world_size=world_size)
     assert message in caught.value.message
     assert hint in caught.value.hint
 
 
-def test_a_shape_reads_as_it_is_written() -> None:
+def test_shape_text_round_trips() -> None:
     assert str(Shape(dp=2, fsdp=8)) == "dp=2,fsdp=8"
     assert str(Shape()) == "none"
     assert Shape(dp=2, fsdp=4, tp=2).data_ranks == 8

@@ -26,7 +26,7 @@ def encode_shifted(text: str) -> list[int]:
 
 
 class Counting:
-    """A tokenizer that writes down, for all processes to see, each time it is used."""
+    """Tokenizer that counts its uses over all processes."""
 
     eos_token_id = 0
 
@@ -43,7 +43,7 @@ class Counting:
 
 
 class Pausing(Counting):
-    """Stays in the middle of the data for ever, after it has told that it is there."""
+    """Tokenizer that reports when it has reached the middle of the data, and then never returns."""
 
     def __init__(self, log: Path, reached: int) -> None:
         super().__init__(log)
@@ -77,14 +77,14 @@ def entries(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.glob("tokens-*"))
 
 
-def test_tokens_are_made_once(data: Path, counting: Counting, tmp_path: Path) -> None:
+def test_tokens_are_created_once(data: Path, counting: Counting, tmp_path: Path) -> None:
     for _ in range(3):
         documents = read(data, counting, tmp_path / "cache", tokenizer_key="counting")
         assert documents == [[97, 98, 0], [99, 0]]
     assert counting.count() == 2
 
 
-def test_a_file_of_another_name_with_the_same_content_is_the_same(
+def test_file_with_equal_content_shares_the_entry(
     data: Path, counting: Counting, tmp_path: Path
 ) -> None:
     (tmp_path / "copy.jsonl").write_bytes(data.read_bytes())
@@ -93,21 +93,22 @@ def test_a_file_of_another_name_with_the_same_content_is_the_same(
     assert counting.count() == 2
 
 
-def test_what_changes_the_tokens_is_another_entry(data: Path, tmp_path: Path) -> None:
+def test_other_tokenizer_or_content_makes_a_new_entry(data: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     assert read(data, encode_bytes, cache) == [[97, 98], [99]]
     assert read(data, encode_shifted, cache) == [[98, 99], [100]]
-    data.write_text('{"text": "ad"}\n{"text": "c"}\n', encoding="utf-8")  # as long as before
+    # the same length as before
+    data.write_text('{"text": "ad"}\n{"text": "c"}\n', encoding="utf-8")
     assert read(data, encode_bytes, cache) == [[97, 100], [99]]
     assert len(entries(cache)) == 3
     old_s = data.stat().st_mtime - 3600
-    os.utime(data, (old_s, old_s))  # settled: its hash is kept
+    os.utime(data, (old_s, old_s))  # old enough that its hash is cached
     assert read(data, encode_bytes, cache) == [[97, 100], [99]]
     assert len(list((cache / "hashes").iterdir())) == 1
     assert len(entries(cache)) == 3
 
 
-def test_processes_that_start_at_once_tokenise_once(
+def test_processes_started_together_tokenise_once(
     data: Path, counting: Counting, tmp_path: Path
 ) -> None:
     data.write_text("".join(f'{{"text": "{i}"}}\n' for i in range(300)), encoding="utf-8")
@@ -128,7 +129,7 @@ def test_processes_that_start_at_once_tokenise_once(
     assert len(entries(tmp_path / "cache")) == 1
 
 
-def test_what_a_killed_process_left_is_not_believed(
+def test_remains_of_a_killed_process_are_ignored(
     data: Path, counting: Counting, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
@@ -137,7 +138,7 @@ def test_what_a_killed_process_left_is_not_believed(
     process = FORK.Process(target=read, args=(data, pausing, cache), kwargs=KEY)
     process.start()
     assert os.read(read_end, 1) == b"x"
-    os.kill(process.pid, signal.SIGKILL)  # it holds the lock, and has half of the tokens
+    os.kill(process.pid, signal.SIGKILL)  # it holds the lock and has half of the tokens
     process.join(30)
     assert [name.split(".")[1][:6] for name in entries(cache)] == ["making"]
     assert read(data, counting, cache, **KEY) == [[97, 98, 0], [99, 0]]
@@ -146,21 +147,19 @@ def test_what_a_killed_process_left_is_not_believed(
     os.close(write_end)
 
 
-def test_what_was_left_long_ago_is_removed(data: Path, tmp_path: Path) -> None:
+def test_old_remains_are_removed(data: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     read(data, encode_bytes, cache)
     (name,) = entries(cache)
     whole, left = cache / name, cache / f"{name}.making-1-ab"
     left.mkdir()
     os.utime(left, (1, 1))
-    (whole / "index.json").unlink()  # so that it is made again
+    (whole / "index.json").unlink()  # forces the tokens to be created again
     assert read(data, encode_bytes, cache) == [[97, 98], [99]]
     assert entries(cache) == [name]
 
 
-def test_a_tokenizer_that_cannot_be_compared_needs_a_name(
-    data: Path, counting: Counting, tmp_path: Path
-) -> None:
+def test_unpicklable_tokenizer_needs_a_name(data: Path, counting: Counting, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     with pytest.raises(SpecError, match=r"whether Counting is the tokenizer.*\n.*tokenizer_key="):
         cache_tokens(data, counting, cache=cache)
@@ -179,7 +178,7 @@ def test_rows_that_cannot_be_tokenised_are_named(data: Path, tmp_path: Path) -> 
     data.write_text('{"messages": [{"role": "user", "content": "a"}]}\n', encoding="utf-8")
     with pytest.raises(SpecError, match=r"train\.jsonl:1 has messages, .* no chat template"):
         cache_tokens(data, encode_bytes, cache=cache)
-    for text in ("", "a"):  # a single token, such as the end alone, is foretold by nothing
+    for text in ("", "a"):  # nothing precedes a single token, so no token predicts it
         data.write_text(f'{{"text": "{text}"}}\n', encoding="utf-8")
         with pytest.raises(SpecError, match="has no tokens to learn in its 1 rows"):
             cache_tokens(data, encode_bytes, cache=cache)
@@ -188,12 +187,10 @@ def test_rows_that_cannot_be_tokenised_are_named(data: Path, tmp_path: Path) -> 
         SpecError, match=r"train\.jsonl:2 has half a character, '.ud83d', at place 4"
     ):
         cache_tokens(data, encode_bytes, cache=cache)
-    assert entries(cache) == []  # nothing half-made is left
+    assert entries(cache) == []  # no partial entry remains
 
 
-def test_what_was_made_is_told(
-    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_creation_is_logged(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     cache_tokens(data, encode_bytes, cache=tmp_path / "cache")
     assert "train.jsonl: 2 documents, 3 tokens, 3 of them learned" in caplog.text
@@ -207,7 +204,7 @@ def test_a_cache_that_cannot_be_written_is_named(data, tmp_path):
         assert "give a folder" in refused.value.hint
 
 
-def test_a_data_file_that_is_not_there_is_not_the_caches_fault(data, tmp_path):
+def test_missing_data_file_is_not_reported_as_a_cache_error(data, tmp_path):
     class Vanishing:
         eos_token_id = 0
 

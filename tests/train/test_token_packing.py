@@ -13,7 +13,7 @@ from windlass.train.data.token_shards import TokenShards, TokenShardWriter
 
 
 def make_shards(folder: Path, lengths: list[int], *, chat: bool = False) -> TokenShards:
-    """Documents in which no token occurs twice; in a chat every second token is learned."""
+    """Write documents in which no token occurs twice. In a chat, every second token is learned."""
     first = 1
     with TokenShardWriter(folder, vocab_size=None) as writer:
         for length in lengths:
@@ -75,12 +75,12 @@ def test_one_document_a_row(tmp_path: Path) -> None:
     assert rows.report.utilisation == 17 / 32
 
 
-def test_splits_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_splits_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     PackedTokens(make_shards(tmp_path, [3, 12, 2]), 8)
     assert "1 of 3 documents are longer than 8 tokens and were split" in caplog.text
 
 
-def test_where_documents_begin_in_a_batch(tmp_path: Path) -> None:
+def test_document_starts_in_a_batch(tmp_path: Path) -> None:
     rows = PackedTokens(make_shards(tmp_path, [5, 3, 6]), 8)
     ids = torch.stack([rows[0]["document_ids"], rows[1]["document_ids"]])
     assert ids.tolist() == [[0] * 6 + [-1] * 2, [0] * 5 + [1] * 3]
@@ -90,7 +90,7 @@ def test_where_documents_begin_in_a_batch(tmp_path: Path) -> None:
         make_cu_seqlens(ids, size=4)
 
 
-def test_rows_through_the_loader_also_in_worker_processes(tmp_path: Path) -> None:
+def test_loader_reads_rows_in_worker_processes(tmp_path: Path) -> None:
     rows = PackedTokens(make_shards(tmp_path, [5, 3, 6, 9, 2, 8, 8]), 8)
     here, there = (
         [
@@ -103,7 +103,7 @@ def test_rows_through_the_loader_also_in_worker_processes(tmp_path: Path) -> Non
     assert len(here[0][0]) == 8
 
 
-def test_what_cannot_be_packed() -> None:
+def test_invalid_packings_are_refused() -> None:
     with pytest.raises(SpecError, match="rows of 1 tokens"):
         make_packs([3], 1)
     with pytest.raises(SpecError, match="there are no tokens to pack"):

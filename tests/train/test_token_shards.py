@@ -18,12 +18,12 @@ def write(folder: Path, *documents: list[int], vocab_size: int | None = None) ->
 
 
 @pytest.mark.parametrize(("vocab_size", "num_bytes"), [(2**16, 2), (2**16 + 1, 4), (None, 4)])
-def test_documents_come_back(tmp_path: Path, vocab_size: int | None, num_bytes: int) -> None:
+def test_documents_round_trip(tmp_path: Path, vocab_size: int | None, num_bytes: int) -> None:
     one = write(tmp_path / "1", [1, 2, 65535], [], [4], vocab_size=vocab_size)
     two = write(tmp_path / "2", [5, 6], vocab_size=vocab_size)
     shards = TokenShards([one, two])
     assert (one / "tokens.bin").stat().st_size == 4 * num_bytes
-    assert not (one / "learned.bin").exists()  # all are
+    assert not (one / "learned.bin").exists()  # every token is learned
     assert shards.lengths() == [3, 0, 1, 2]
     assert [shards.read(i)[0].tolist() for i in range(4)] == [[1, 2, 65535], [], [4], [5, 6]]
     assert shards.read(0, 1, 2)[0].tolist() == [2]
@@ -35,20 +35,20 @@ def test_documents_come_back(tmp_path: Path, vocab_size: int | None, num_bytes: 
         shards.read(4)
 
 
-def test_what_is_learned_is_kept_beside_the_tokens(tmp_path: Path) -> None:
+def test_learning_mask_is_stored_with_the_tokens(tmp_path: Path) -> None:
     with TokenShardWriter(tmp_path, vocab_size=10) as writer:
         writer.add([1, 2, 3], [0, 1, 1])
         writer.add([4])
         with pytest.raises(SpecError, match="document 2 has 2 tokens, but a mask of 1"):
             writer.add([5, 6], [1])
-        writer.finish()  # what was refused is not there
+        writer.finish()  # refused documents are absent
     shards = TokenShards([tmp_path])
     assert [shards.read(i)[1].tolist() for i in range(2)] == [[False, True, True], [True]]
     assert (shards.num_tokens, shards.num_learned) == (4, 3)
 
 
 @pytest.mark.parametrize("name", ["index.json", "tokens.bin", "ends.bin"])
-def test_a_cut_shard_is_not_believed(tmp_path: Path, name: str) -> None:
+def test_truncated_shard_is_refused(tmp_path: Path, name: str) -> None:
     write(tmp_path, [1, 2, 3])
     assert is_whole(tmp_path)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-1])
@@ -57,6 +57,6 @@ def test_a_cut_shard_is_not_believed(tmp_path: Path, name: str) -> None:
         TokenShards([tmp_path])
 
 
-def test_a_token_beyond_the_vocabulary_is_told(tmp_path: Path) -> None:
+def test_token_outside_the_vocabulary_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="document 0 has token 70000, which uint16 cannot hold"):
         write(tmp_path, [70000], vocab_size=100)

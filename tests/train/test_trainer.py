@@ -1,4 +1,4 @@
-"""TorchTrainer in one process without a launcher: the loop, and all that hangs on it."""
+"""TorchTrainer in one process without a launcher: the training loop and everything around it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from windlass.errors import SpecError
 from windlass.train import Callback, ConsoleCallback, Preempted, TorchTrainer
 
 
-def test_it_learns_and_tells(tmp_path):
+def test_it_learns_and_logs(tmp_path):
     recorder = Recorder()
     result = make_trainer(
         tmp_path,
@@ -40,8 +40,8 @@ def test_it_learns_and_tells(tmp_path):
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 8])
-def test_accumulated_steps_are_those_of_the_whole_batch(tmp_path, micro_batch):
-    """Also where the last micro-batch, and the last batch of an epoch, are smaller."""
+def test_accumulated_steps_equal_whole_batch_steps(tmp_path, micro_batch):
+    """The last micro-batch, and the last batch of an epoch, may be smaller."""
     data = make_data(21)
     whole, split = Recorder(), Recorder()
     make_trainer(tmp_path / "whole", recorder=whole, data=data).fit()
@@ -50,7 +50,7 @@ def test_accumulated_steps_are_those_of_the_whole_batch(tmp_path, micro_batch):
     assert split.sample_ids == whole.sample_ids
 
 
-def test_a_step_is_what_one_would_write_by_hand(tmp_path):
+def test_step_equals_a_handwritten_loop(tmp_path):
     data = make_data(16)
     torch.manual_seed(5)
     model = make_net()
@@ -75,8 +75,8 @@ def test_a_step_is_what_one_would_write_by_hand(tmp_path):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
 
 
-def test_tokens_weigh_what_a_person_says(tmp_path):
-    """A loss that is a mean over tokens, of which samples have different numbers."""
+def test_batch_weight_is_used(tmp_path):
+    """The loss is a mean over tokens, and samples have different numbers of tokens."""
     data = make_data(24)
     lengths = torch.arange(24) % 5 + 1
 
@@ -106,7 +106,7 @@ def test_tokens_weigh_what_a_person_says(tmp_path):
     assert recorders[1].validations[-1] == pytest.approx(recorders[0].validations[-1], abs=1e-6)
 
 
-def test_it_goes_on_where_it_was(tmp_path):
+def test_it_resumes_where_it_stopped(tmp_path):
     whole, first, second = Recorder(), Recorder(), Recorder()
     settings = {"validation": make_data(13, seed=2), "scheduler": "cosine", "weight_decay": 0.1}
     expected = make_trainer(tmp_path / "whole", recorder=whole, epochs=4, **settings).fit()
@@ -132,7 +132,7 @@ def test_it_goes_on_where_it_was(tmp_path):
     assert (again.step, again.resumed_from, again.best) == (20, 20, expected.best)
 
 
-def test_preemption_saves_and_ends(tmp_path):
+def test_preemption_saves_and_stops(tmp_path):
     class Notice(Callback):
         def on_step(self, trainer, step):
             if step.index == 2:
@@ -152,7 +152,7 @@ def test_preemption_saves_and_ends(tmp_path):
     assert make_trainer(tmp_path).fit().resumed_from == 3
 
 
-def test_preemption_without_checkpoints_does_not_say_that_there_is_one(tmp_path, capsys):
+def test_preemption_without_checkpoints_reports_none(tmp_path, capsys):
     class Notice(Callback):
         def on_step(self, trainer, step):
             trainer.context.preemption.notice()
@@ -168,7 +168,7 @@ def test_preemption_without_checkpoints_does_not_say_that_there_is_one(tmp_path,
     assert make_trainer(tmp_path).fit().resumed_from is None
 
 
-def test_gradients_that_are_not_numbers_are_left_out_and_reported(tmp_path, caplog):
+def test_non_finite_gradients_are_skipped_and_reported(tmp_path, caplog):
     class Spiky(TorchTrainer):
         def train_step(self, batch, batch_idx):
             loss = super().train_step(batch, batch_idx)
@@ -184,8 +184,8 @@ def test_gradients_that_are_not_numbers_are_left_out_and_reported(tmp_path, capl
     assert recorder.skipped[10] == 2
 
 
-def test_a_resume_with_more_steps_begins_with_their_rate(tmp_path):
-    """A cosine that has come to its end is at 0; of a longer one that is the middle."""
+def test_resume_with_more_steps_uses_the_longer_schedule(tmp_path):
+    """A finished cosine schedule is at 0, but that step is the middle of a longer one."""
     make_trainer(tmp_path, scheduler="cosine").fit()
     rates = []
 
@@ -203,14 +203,14 @@ def test_a_resume_with_more_steps_begins_with_their_rate(tmp_path):
     assert rates[0] < rate_at_start[0]
 
 
-def test_a_device_that_is_asked_for_later_is_the_next_trainers(tmp_path):
+def test_device_set_later_applies_to_the_next_trainer(tmp_path):
     first = make_trainer(tmp_path / "a", device="cpu", epochs=1)
     assert first.device.type == "cpu"
     second = make_trainer(tmp_path / "b", device="meta", epochs=1)
     assert second.device.type == "meta"
 
 
-def test_a_resume_with_another_rate_says_which_one_counts(tmp_path, caplog):
+def test_resume_with_another_rate_logs_the_one_in_use(tmp_path, caplog):
     recorder = Recorder()
     make_trainer(tmp_path, epochs=1).fit()
     trainer = make_trainer(tmp_path, lr=0.5, batch=10, recorder=recorder)
@@ -222,7 +222,7 @@ def test_a_resume_with_another_rate_says_which_one_counts(tmp_path, caplog):
     caplog.clear()
     make_trainer(
         tmp_path, lr=0.5, batch=10, epochs=4
-    ).fit()  # what was saved last is not what was asked for
+    ).fit()  # the saved rate differs from the requested one
     assert "lr was 0.01 when step" in caplog.text
 
 
@@ -239,13 +239,13 @@ def test_low_precision(tmp_path, precision):
     recorder, exact = Recorder(), Recorder()
     make_trainer(tmp_path / "low", recorder=recorder, precision=precision).fit()
     make_trainer(tmp_path / "full", recorder=exact).fit()
-    told = {step: loss for step, loss in recorder.losses.items() if math.isfinite(loss)}
-    assert len(told) >= 8  # fp16 may leave a step out while it finds its scale
-    assert list(told.values()) == pytest.approx([exact.losses[s] for s in told], rel=0.1)
-    assert list(told.values()) != [exact.losses[s] for s in told]
+    finite = {step: loss for step, loss in recorder.losses.items() if math.isfinite(loss)}
+    assert len(finite) >= 8  # fp16 may skip steps while it searches for its scale
+    assert list(finite.values()) == pytest.approx([exact.losses[s] for s in finite], rel=0.1)
+    assert list(finite.values()) != [exact.losses[s] for s in finite]
 
 
-def test_lines_that_can_be_grepped(tmp_path, capsys):
+def test_log_lines_can_be_grepped(tmp_path, capsys):
     trainer = make_trainer(tmp_path, validation=make_data(5), log_every=5)
     trainer.callbacks = [ConsoleCallback()]
     trainer.fit()
@@ -267,7 +267,7 @@ def test_lines_that_can_be_grepped(tmp_path, capsys):
         ({"strategy": "deepspeed"}, "DeepSpeed"),
     ],
 )
-def test_what_is_missing_is_told(tmp_path, settings, message):
+def test_missing_parts_are_reported(tmp_path, settings, message):
     with pytest.raises(SpecError, match=message):
         make_trainer(tmp_path, **settings).fit()
 
@@ -290,13 +290,13 @@ def test_the_loop_fits_one_screen():
         ({"scheduler": lambda o: StepLR(o, 3)}, {}, "Schedule cannot take the 'scheduler'"),
     ],
 )
-def test_another_kind_of_optimizer_or_scheduler_cannot_go_on(tmp_path, before, after, message):
+def test_other_optimizer_or_scheduler_cannot_resume(tmp_path, before, after, message):
     make_trainer(tmp_path, steps=3, **before).fit()
     with pytest.raises(SpecError, match=message):
         make_trainer(tmp_path, **after).fit()
 
 
-def test_schedulers_that_would_not_step_are_refused(tmp_path):
+def test_schedulers_that_never_step_are_refused(tmp_path):
     with pytest.raises(SpecError, match="ReduceLROnPlateau needs validations"):
         make_trainer(tmp_path, scheduler=ReduceLROnPlateau).fit()
 
@@ -311,7 +311,7 @@ def test_schedulers_that_would_not_step_are_refused(tmp_path):
         ((1, 2, 3), "1, 2, 3"),
     ],
 )
-def test_what_is_no_loss_is_told(tmp_path, returned, shown):
+def test_invalid_losses_are_reported(tmp_path, returned, shown):
     class Returns(TorchTrainer):
         def train_step(self, batch, batch_idx):
             return returned
@@ -320,7 +320,7 @@ def test_what_is_no_loss_is_told(tmp_path, returned, shown):
         make_trainer(tmp_path, kind=Returns).fit()
 
 
-def test_a_loss_in_a_vector_of_one_is_a_loss(tmp_path):
+def test_loss_in_a_vector_of_one_is_accepted(tmp_path):
     class ReturnsVector(TorchTrainer):
         def train_step(self, batch, batch_idx):
             return super().train_step(batch, batch_idx).reshape(1)
@@ -328,7 +328,7 @@ def test_a_loss_in_a_vector_of_one_is_a_loss(tmp_path):
     assert make_trainer(tmp_path, kind=ReturnsVector).fit().loss is not None
 
 
-def test_a_class_of_optimizer_takes_the_settings_as_its_name_does(tmp_path):
+def test_optimizer_class_takes_the_same_settings_as_its_name(tmp_path):
     trainer = make_trainer(tmp_path, optimizer=torch.optim.SGD, lr=0.5, weight_decay=0.1)
     trainer.fit()
     groups = trainer.optimizer.param_groups

@@ -1,4 +1,4 @@
-"""A trainer's settings from dicts, files and flags; one that is misspelt is an error that says so."""
+"""Settings of a trainer from dicts, files and flags. A misspelt setting raises an error that names it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read(config=None, **defaults):
     return read_options(TrainerOptions, defaults, config)
 
 
-def test_a_config_wins_over_keywords():
+def test_config_overrides_keywords():
     options = read({"epochs": 3, "lr": 0.1}, epochs=1, batch=8)
     assert (options.epochs, options.lr, options.batch) == (3, 0.1, 8)
 
@@ -58,13 +58,13 @@ def test_flags(tmp_path):
     assert options.validate_every == 20
 
 
-def test_none_is_a_word_where_a_word_is_asked_for():
+def test_none_is_read_as_text_for_text_settings():
     assert read(["--strategy", "none"]).strategy == "none"
     assert read({"strategy": "none"}).strategy == "none"
     assert read(["--out", "none"]).out is None
 
 
-def test_a_run_by_the_name_that_torchrun_lets_pass():
+def test_run_name_has_an_alias_that_torchrun_passes_on():
     assert read(["--run-id", "night"]).run == "night"
 
 
@@ -79,7 +79,7 @@ def test_help_shows_what_the_program_set(capsys):
 
 
 @pytest.mark.parametrize("options_type", [TrainerOptions, LlmOptions])
-def test_help_has_a_word_on_each_setting(options_type):
+def test_help_describes_each_setting(options_type):
     lines = describe_flags(options_type, {}).splitlines()
     assert [line for line in lines if len(line) < 36] == []
 
@@ -115,7 +115,7 @@ def test_help_has_a_word_on_each_setting(options_type):
         ("no-such.yaml", "no-such.yaml cannot be read", ""),
     ],
 )
-def test_what_is_wrong_is_told(config, message, hint):
+def test_invalid_settings_are_reported(config, message, hint):
     with pytest.raises(SpecError) as caught:
         read(config)
     assert message in caught.value.message
@@ -137,7 +137,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, message):
     assert name in caught.value.message
 
 
-def test_settings_of_ones_own_are_fields():
+def test_user_settings_are_fields():
     @dataclass(frozen=True, kw_only=True)
     class Mine(TrainerOptions):
         hidden: int = 32

@@ -1,4 +1,4 @@
-"""What a training logs: the same means whether it was stopped or not, and nothing lost by a kill."""
+"""Logs of a training: a resumed run logs the same means, and a kill loses nothing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from windlass.train import Callback, Preempted
 
 
 @pytest.mark.parametrize("stop_at", [1, 4, 6])
-def test_a_resumed_training_logs_the_means_of_one_that_was_never_stopped(tmp_path, stop_at):
-    """Also where it was stopped between two logs, or at one that was not told yet."""
+def test_resumed_training_logs_the_same_means(tmp_path, stop_at):
+    """The run may stop between two logs, or at a log that was not written yet."""
 
     class Stop(Callback):
         def on_step(self, trainer, step):
@@ -39,7 +39,7 @@ def test_a_resumed_training_logs_the_means_of_one_that_was_never_stopped(tmp_pat
 
 
 def read_losses(out: Path) -> list[tuple[int, float]]:
-    """The losses of metrics.jsonl, in their order."""
+    """Return the losses of metrics.jsonl in order."""
     lines = (out / "run/metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     return [(r["step"], r["metrics"]["loss"]) for r in records if r["event"] == "metrics"]
@@ -63,7 +63,7 @@ trainer.fit()
 
 
 @pytest.mark.long
-def test_what_was_logged_before_a_checkpoint_outlives_a_kill(tmp_path):
+def test_logs_before_a_checkpoint_survive_a_kill(tmp_path):
     code = KILLED.format(support=str(Path(__file__).parents[1] / "support"), out=str(tmp_path))
     ended = subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
     assert ended.returncode == -signal.SIGKILL

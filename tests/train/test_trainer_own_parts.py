@@ -1,4 +1,4 @@
-"""What people bring to TorchTrainer: subclasses, DataLoaders, models that return their loss."""
+"""User parts of a TorchTrainer: subclasses, DataLoaders, and models that return their loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from windlass.train import ConsoleCallback, TorchTrainer
 
 
 class OldTrainer(TorchTrainer):
-    """As people wrote them for itwinai."""
+    """Subclass as written for itwinai."""
 
     def create_model_loss_optimizer(self):
         self.model = make_net()
@@ -39,7 +39,7 @@ class OldTrainer(TorchTrainer):
         return self.loss(self.model(x), y)
 
 
-def test_subclasses_of_itwinais_kind(tmp_path):
+def test_itwinai_style_subclasses(tmp_path):
     trainer = OldTrainer(
         config={"lr": 0.1, "batch": 8, "async_checkpoints": False},
         epochs=2,
@@ -53,7 +53,7 @@ def test_subclasses_of_itwinais_kind(tmp_path):
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.1**3)
 
 
-def test_test_data_is_told_of(tmp_path, capsys):
+def test_test_data_is_reported(tmp_path, capsys):
     trainer = make_trainer(tmp_path, callbacks=[ConsoleCallback()])
     result = trainer.execute(make_data(), None, make_data(7, seed=3))
     assert set(result.test) == {"loss"}
@@ -97,7 +97,7 @@ def test_a_model_that_returns_its_loss(tmp_path):
     assert recorder.losses[4] < recorder.losses[1]
 
 
-def test_a_dataloader_is_taken_apart(tmp_path):
+def test_dataloader_settings_are_taken_over(tmp_path):
     trainer = make_trainer(tmp_path, data=DataLoader(make_data(), batch_size=10))
     assert trainer.fit().step == 8
 
@@ -112,7 +112,7 @@ def test_a_dataloader_is_taken_apart(tmp_path):
     ],
     ids=["plain", "mixed", "by its sampler", "plain by its sampler"],
 )
-def test_a_dataloader_keeps_its_order_and_what_it_drops(tmp_path, options, is_mixed):
+def test_dataloader_keeps_shuffle_and_drop_last(tmp_path, options, is_mixed):
     recorder = Recorder()
     loader = DataLoader(make_data(), batch_size=9, drop_last=True, **options)
     result = make_trainer(tmp_path, recorder=recorder, data=loader, epochs=1).fit()
@@ -127,7 +127,7 @@ def write_worker(worker):
 
 
 class Opened(Dataset):
-    """Can be read where a worker has opened it, as files are that no process can share."""
+    """Dataset that is readable only where a worker has opened it, as files that processes cannot share."""
 
     opened = ""
 
@@ -139,12 +139,12 @@ class Opened(Dataset):
         return torch.zeros(6), 0
 
 
-def test_what_a_dataloader_tells_its_workers_is_told_to_them(tmp_path):
+def test_worker_arguments_of_a_dataloader_are_kept(tmp_path):
     loader = DataLoader(Opened(), batch_size=4, num_workers=1, worker_init_fn=write_worker)
     assert make_trainer(tmp_path, data=loader, epochs=1).fit().step == 2
 
 
-def test_dataloaders_that_a_subclass_makes_are_taken_apart(tmp_path):
+def test_settings_of_dataloaders_made_by_a_subclass_are_taken_over(tmp_path):
     class MakesLoaders(TorchTrainer):
         def create_dataloaders(self):
             self.train_dataloader = DataLoader(make_data(), batch_size=10, shuffle=True)
@@ -166,7 +166,7 @@ def test_dataloaders_that_a_subclass_makes_are_taken_apart(tmp_path):
     ],
     ids=["weighted", "some", "batches", "no batches"],
 )
-def test_a_dataloader_that_chooses_its_samples_is_refused(tmp_path, options):
+def test_dataloader_with_a_sampler_is_refused(tmp_path, options):
     trainer = make_trainer(tmp_path, data=DataLoader(make_data(), **options))
     with pytest.raises(SpecError, match="give the dataset itself"):
         trainer.fit()

@@ -1,4 +1,4 @@
-"""TorchTrainer on two ranks: the same training as on one, and what ranks must agree on."""
+"""TorchTrainer on two ranks: the same training as on one, and decisions on which ranks must agree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict]:
-    """What each of two ranks saw, by case."""
+    """Return the records of both ranks, by case."""
     folder = tmp_path_factory.mktemp("ranks")
     worker = f"{FOLDER / 'trainer_ranks.py'}::run_together"
     return wl.run(worker, (str(folder),), procs=2, quiet=True, timeout_s=500)
@@ -25,7 +25,7 @@ def ranks(tmp_path_factory) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> dict:
-    """What one process without a launcher sees."""
+    """Return the record of one process without a launcher."""
     sys.path.append(str(FOLDER))
     try:
         import trainer_ranks
@@ -60,8 +60,8 @@ def test_two_ranks_train_as_one_process_does(ranks, alone, case):
         assert validation == pytest.approx(expected, abs=1e-5)
 
 
-def test_three_ranks_resume_to_the_last_bit(tmp_path):
-    """DDP arranges its buckets before the first step, so that sums are rounded alike after a resume."""
+def test_three_ranks_resume_bit_for_bit(tmp_path):
+    """DDP arranges its buckets before the first step, so sums are rounded alike after a resume."""
     worker = f"{FOLDER / 'trainer_ranks.py'}::resume_on_ranks"
     first, *others = wl.run(worker, (str(tmp_path),), procs=3, quiet=True, timeout_s=300)
     assert first["is_same"]
@@ -75,23 +75,23 @@ def test_all_strategies_train_alike(alone, ranks):
         assert ranks[0][case]["losses"] == pytest.approx(alone["ddp"]["losses"], abs=1e-5)
 
 
-def test_a_notice_to_one_rank_ends_all_after_the_same_step(ranks):
+def test_notice_to_one_rank_stops_all_after_the_same_step(ranks):
     ends = [rank["preempted"]["end"] for rank in ranks]
     assert ends == ["preempted 143 after 5"] * 2
     assert all(rank["preempted"]["checkpoints"] == [5] for rank in ranks)
 
 
-def test_one_rank_asks_for_the_end(ranks):
+def test_stop_request_of_one_rank_stops_all(ranks):
     assert [rank["stopped"]["end"] for rank in ranks] == [4, 4]
 
 
-def test_rank_0s_clock_says_when_to_save(ranks):
+def test_clock_of_rank_0_decides_when_to_save(ranks):
     first, second = (rank["timed"]["checkpoints"] for rank in ranks)
     assert first == second
     assert 2 <= len(first) <= 6
 
 
-def test_gradients_of_one_rank_that_are_not_numbers_leave_the_step_out_on_all(ranks):
+def test_non_finite_gradients_of_one_rank_skip_the_step_on_all(ranks):
     for rank in ranks:
         assert rank["spiky"]["num_skipped"] == 1
         assert math.isnan(rank["spiky"]["losses"][5])
@@ -99,7 +99,7 @@ def test_gradients_of_one_rank_that_are_not_numbers_leave_the_step_out_on_all(ra
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_statistics_of_batch_norm_are_one_ranks_in_validations_and_checkpoints(ranks, strategy):
+def test_batch_norm_statistics_of_one_rank_are_validated_and_saved(ranks, strategy):
     for rank in ranks:
         case = rank[f"normed {strategy}"]
         assert len(case["whole"]) == 2
@@ -114,7 +114,7 @@ def test_low_precision_with_shards(ranks, alone):
     assert ranks[0]["low"]["losses"] == pytest.approx(alone["ddp"]["losses"], rel=0.1)
 
 
-def test_ranks_are_a_mesh_with_the_axes_of_a_shape(ranks):
+def test_shape_becomes_a_device_mesh(ranks):
     expected = {"ddp": ("dp",), "fsdp": ("fsdp",), "tp=2": ("tp",)}
     assert [rank["meshes"] for rank in ranks] == [expected] * 2
 
@@ -128,9 +128,9 @@ def test_times_of_all_ranks_are_logged(ranks, alone):
     assert alone["ddp"]["spread"] == {}
 
 
-def test_without_resume_a_restart_still_goes_on(tmp_path):
-    """Each job starts over, whatever lies there; its own next attempt does not."""
+def test_restart_resumes_even_without_resume(tmp_path):
+    """Each job ignores existing checkpoints. A later attempt of the same job resumes."""
     worker = f"{FOLDER / 'trainer_ranks.py'}::start_over"
     for begun in ([0, 4], [0, 4, 0, 4]):
-        told = wl.run(worker, (str(tmp_path),), restarts=1, quiet=True, timeout_s=200)
-        assert told == [begun]
+        result = wl.run(worker, (str(tmp_path),), restarts=1, quiet=True, timeout_s=200)
+        assert result == [begun]

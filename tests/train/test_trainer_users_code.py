@@ -1,4 +1,4 @@
-"""What users put beside a model: callbacks with state, schedulers, further optimizers, a loss that learns."""
+"""User code around a model: callbacks with state, schedulers, further optimizers, losses with parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def assert_same(first, second):
 
 
 class Ema(Callback):
-    """A running mean of the weights, made at the start as people write it."""
+    """Running mean of the weights, created at the start as users write it."""
 
     def on_start(self, trainer):
         self.mean = {n: p.detach().clone() for n, p in trainer.laid_out.model.named_parameters()}
@@ -45,7 +45,7 @@ class Ema(Callback):
         self.mean, self.num_steps = dict(state["mean"]), state["num_steps"]
 
 
-def test_a_callbacks_state_is_saved_and_restored(tmp_path):
+def test_callback_state_is_saved_and_restored(tmp_path):
     whole, begun, resumed = Ema(), Ema(), Ema()
     make_trainer(tmp_path / "whole", callbacks=[whole]).fit()
     make_trainer(tmp_path / "cut", callbacks=[begun], steps=4).fit()
@@ -54,7 +54,7 @@ def test_a_callbacks_state_is_saved_and_restored(tmp_path):
     assert_same(list(resumed.mean.values()), list(whole.mean.values()))
 
 
-def test_two_callbacks_of_a_class_have_a_state_each(tmp_path):
+def test_two_callbacks_of_one_class_have_separate_states(tmp_path):
     class Counter(Callback):
         def __init__(self, count):
             self.count = count
@@ -83,9 +83,7 @@ def test_two_callbacks_of_a_class_have_a_state_each(tmp_path):
     ],
     ids=["object", "key", "function"],
 )
-def test_state_that_would_need_code_to_load_is_refused_by_the_callbacks_name(
-    tmp_path, state, shown
-):
+def test_callback_state_that_needs_code_to_load_is_refused(tmp_path, state, shown):
     class Odd(Callback):
         def state_dict(self):
             return state
@@ -94,7 +92,7 @@ def test_state_that_would_need_code_to_load_is_refused_by_the_callbacks_name(
         make_trainer(tmp_path, callbacks=[Odd()]).fit()
 
 
-def test_a_run_may_gain_and_lose_a_callback_and_says_so(tmp_path, caplog):
+def test_added_and_removed_callbacks_are_logged(tmp_path, caplog):
     make_trainer(tmp_path, steps=4).fit()
     ema = Ema()
     make_trainer(tmp_path, steps=6, callbacks=[ema]).fit()
@@ -130,21 +128,21 @@ def test_reduce_lr_on_plateau_steps_after_each_validation(tmp_path):
     assert later.rates == rates.rates[7:]
 
 
-def test_plateau_and_best_must_agree(tmp_path):
+def test_plateau_mode_must_match_best_mode(tmp_path):
     settings = {"scheduler": lambda o: ReduceLROnPlateau(o, "max"), "validation": make_data(8)}
     with pytest.raises(SpecError, match=r"mode='max', but best is 'min'"):
         make_trainer(tmp_path, **settings).fit()
 
 
 class SetsRate(Callback):
-    """As the scheduler of a callback would, after a validation."""
+    """Sets a rate after a validation, as a callback's scheduler would."""
 
     def on_validation(self, trainer, metrics):
         for group in trainer.optimizer.param_groups:
             group["lr"] *= 0.5
 
 
-def test_a_rate_that_a_callback_sets_stays_and_is_resumed(tmp_path):
+def test_rate_set_by_callback_is_kept_and_resumed(tmp_path):
     settings = {"validation": make_data(8), "epochs": 3}
     rates = Rates()
     make_trainer(tmp_path / "whole", callbacks=[SetsRate(), rates], lr=0.1, **settings).fit()
@@ -156,14 +154,14 @@ def test_a_rate_that_a_callback_sets_stays_and_is_resumed(tmp_path):
     assert later.rates == rates.rates
 
 
-def test_a_rate_that_a_schedule_would_set_back_is_refused(tmp_path):
+def test_rate_that_a_schedule_would_overwrite_is_refused(tmp_path):
     with pytest.raises(SpecError, match="the schedule 'cosine' would reset it"):
         make_trainer(
             tmp_path, scheduler="cosine", validation=make_data(8), callbacks=[SetsRate()]
         ).fit()
 
 
-def test_a_warm_up_beside_a_scheduler_is_refused(tmp_path):
+def test_warm_up_with_a_scheduler_is_refused(tmp_path):
     with pytest.raises(SpecError, match="warmup=3 cannot be combined with your own scheduler"):
         make_trainer(
             tmp_path, scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 1), warmup=3
@@ -174,7 +172,7 @@ def test_a_warm_up_beside_a_scheduler_is_refused(tmp_path):
 
 
 class Gan(TorchTrainer):
-    """Two nets; the trainer steps the one, and train_step the other."""
+    """Two nets. The trainer steps one, and train_step steps the other."""
 
     def create_model_loss_optimizer(self):
         self.model = nn.ModuleDict({"g": nn.Linear(4, 6), "d": nn.Linear(6, 1)})
@@ -193,7 +191,7 @@ class Gan(TorchTrainer):
         return bce(judge(fake), ones)
 
 
-def test_a_further_optimizer_is_saved_and_restored(tmp_path):
+def test_second_optimizer_is_saved_and_restored(tmp_path):
     settings = {"kind": Gan, "model": None, "loss": None}
     whole = make_trainer(tmp_path / "whole", **settings)
     whole.fit()
@@ -203,7 +201,7 @@ def test_a_further_optimizer_is_saved_and_restored(tmp_path):
     assert_same(weights_of(resumed), weights_of(whole))
 
 
-def test_a_parameter_is_trained_by_one_optimizer(tmp_path):
+def test_parameter_in_two_optimizers_is_refused(tmp_path):
     class Twice(Gan):
         def create_model_loss_optimizer(self):
             super().create_model_loss_optimizer()
@@ -224,7 +222,7 @@ def test_a_parameter_is_trained_by_one_optimizer(tmp_path):
 )
 def test_optimizers_that_cannot_be_used_are_refused(tmp_path, optimizer, shown):
     class OneGroup(TorchTrainer):
-        """LBFGS takes no groups, so it gets parameters."""
+        """LBFGS does not accept parameter groups, so it gets parameters."""
 
         def create_model_loss_optimizer(self):
             super().create_model_loss_optimizer()
@@ -235,12 +233,12 @@ def test_optimizers_that_cannot_be_used_are_refused(tmp_path, optimizer, shown):
         make_trainer(tmp_path, kind=OneGroup, optimizer=optimizer).fit()
 
 
-def test_lbfgs_as_a_class_is_refused_before_it_is_made(tmp_path):
+def test_lbfgs_as_a_class_is_refused_before_creation(tmp_path):
     with pytest.raises(SpecError, match="LBFGS evaluates the loss several times in a step"):
         make_trainer(tmp_path, optimizer=torch.optim.LBFGS).fit()
 
 
-def test_several_sets_for_validation_are_refused(tmp_path):
+def test_several_validation_sets_are_refused(tmp_path):
     with pytest.raises(SpecError, match="the validation data is a dict of a, b"):
         make_trainer(tmp_path, validation={"a": make_data(8), "b": make_data(8)}).fit()
 
@@ -249,7 +247,7 @@ def test_several_sets_for_validation_are_refused(tmp_path):
 
 
 class Scaled(nn.Module):
-    """Learns a scale, and counts its calls."""
+    """Learns a scale and counts its calls."""
 
     def __init__(self):
         super().__init__()
@@ -266,7 +264,7 @@ class Scaled(nn.Module):
     ["adamw", torch.optim.SGD, lambda params: torch.optim.Adam(params, lr=1e-2)],
     ids=["name", "class", "function"],
 )
-def test_a_loss_learns_its_parameters_and_a_resume_keeps_them(tmp_path, optimizer):
+def test_loss_parameters_are_trained_and_resumed(tmp_path, optimizer):
     whole, begun, resumed = Scaled(), Scaled(), Scaled()
     make_trainer(tmp_path / "whole", loss=whole, optimizer=optimizer).fit()
     assert whole.scale.item() != 1.0
@@ -276,7 +274,7 @@ def test_a_loss_learns_its_parameters_and_a_resume_keeps_them(tmp_path, optimize
     assert resumed.num_calls == whole.num_calls == 10
 
 
-def test_an_optimizer_may_have_the_losss_parameters(tmp_path):
+def test_optimizer_may_include_loss_parameters(tmp_path):
     class Both(TorchTrainer):
         def create_model_loss_optimizer(self):
             super().create_model_loss_optimizer()
@@ -298,7 +296,7 @@ class Metered(TorchTrainer):
 
 
 @pytest.mark.parametrize("micro_batch", [None, 3])
-def test_metrics_of_train_step_are_logged_as_the_loss_is(tmp_path, micro_batch):
+def test_metrics_of_train_step_are_logged_like_the_loss(tmp_path, micro_batch):
     seen = {}
 
     class Logged(Callback):
@@ -370,13 +368,13 @@ class Modes(Callback):
         self.modes.append((model.training, model[0].training, model[1].training))
 
 
-def test_a_module_in_eval_mode_stays_in_it_after_a_validation(tmp_path):
+def test_module_in_eval_mode_stays_so_after_validation(tmp_path):
     modes = Modes(freezes=True)
     make_trainer(tmp_path, model=make_normed, validation=make_data(8), callbacks=[modes]).fit()
     assert set(modes.modes) == {(True, True, False)}
 
 
-def test_a_module_that_came_in_eval_mode_stays_in_it(tmp_path):
+def test_module_created_in_eval_mode_stays_so(tmp_path):
     def make_frozen():
         model = make_normed()
         model[1].eval()
@@ -387,25 +385,25 @@ def test_a_module_that_came_in_eval_mode_stays_in_it(tmp_path):
     assert set(modes.modes) == {(True, True, False)}
 
 
-def test_a_model_that_came_in_eval_mode_is_trained(tmp_path):
-    """As from_pretrained gives it."""
+def test_model_created_in_eval_mode_is_trained(tmp_path):
+    """from_pretrained returns models in eval mode."""
     modes = Modes(freezes=False)
     make_trainer(tmp_path, model=lambda: make_normed().eval(), callbacks=[modes]).fit()
     assert set(modes.modes) == {(True, True, True)}
 
 
-def test_the_recorder_sees_the_same_losses_with_metrics(tmp_path):
+def test_metrics_do_not_change_recorded_losses(tmp_path):
     plain, metered = Recorder(), Recorder()
     make_trainer(tmp_path / "plain", recorder=plain).fit()
     make_trainer(tmp_path / "metered", recorder=metered, kind=Metered).fit()
     assert metered.losses == plain.losses
 
 
-# What is set too late, and modules that a subclass keeps.
+# Attributes that are set too late, and modules that a subclass keeps.
 
 
 @pytest.mark.parametrize("attribute", ["optimizer", "scheduler", "lr_scheduler", "optimizer_d"])
-def test_an_optimizer_or_scheduler_that_is_set_too_late_is_refused(tmp_path, attribute):
+def test_optimizer_or_scheduler_set_too_late_is_refused(tmp_path, attribute):
     class Late(Callback):
         def on_start(self, trainer):
             optimizer = torch.optim.SGD(trainer.laid_out.model.parameters(), lr=0.1)
@@ -417,7 +415,7 @@ def test_an_optimizer_or_scheduler_that_is_set_too_late_is_refused(tmp_path, att
         make_trainer(tmp_path, callbacks=[Late()]).fit()
 
 
-def test_an_optimizer_that_a_step_makes_is_refused_before_a_checkpoint_lacks_it(tmp_path):
+def test_optimizer_created_in_a_step_is_refused_before_saving(tmp_path):
     class Lazy(TorchTrainer):
         def train_step(self, batch, batch_idx):
             self.optimizer_d = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
@@ -437,7 +435,7 @@ class Keeping(TorchTrainer):
         self.kept = self.make_kept()
 
 
-def test_a_loss_that_is_an_attribute_of_a_subclass_is_warned_of(tmp_path, caplog):
+def test_loss_that_is_a_subclass_attribute_causes_warning(tmp_path, caplog):
     class Own(Keeping):
         make_kept = staticmethod(Scaled)
 
@@ -449,7 +447,7 @@ def test_a_loss_that_is_an_attribute_of_a_subclass_is_warned_of(tmp_path, caplog
     assert caplog.text.count("has parameters that get gradients") == 1
 
 
-def test_a_mean_of_the_weights_that_checkpoints_lack_is_warned_of(tmp_path, caplog):
+def test_unsaved_mean_of_weights_causes_warning(tmp_path, caplog):
     class Mean(Keeping):
         def make_kept(self):
             return torch.optim.swa_utils.AveragedModel(self.model)
@@ -463,7 +461,7 @@ def test_a_mean_of_the_weights_that_checkpoints_lack_is_warned_of(tmp_path, capl
     assert "Mean: self.kept changes during training, but checkpoints do not contain" in caplog.text
 
 
-def test_a_teacher_is_not_warned_of(tmp_path, caplog):
+def test_teacher_model_causes_no_warning(tmp_path, caplog):
     class Taught(Keeping):
         make_kept = staticmethod(make_net)
 
@@ -476,7 +474,7 @@ def test_a_teacher_is_not_warned_of(tmp_path, caplog):
     assert "self.kept" not in caplog.text
 
 
-def test_names_that_spell_the_same_in_a_state_keep_their_own_tensors(tmp_path):
+def test_state_keys_with_equal_spelling_keep_their_own_tensors(tmp_path):
     class Both(Callback):
         def state_dict(self):
             return {"a.b": {"c": torch.ones(1)}, "a": {"b.c": torch.zeros(1)}}

@@ -1,4 +1,4 @@
-"""Validations of a TorchTrainer: when they are, what they count, the best step, an early stop."""
+"""Validations of a TorchTrainer: when they run, what they count, the best step, and early stopping."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_early_stop_and_best_by_max(tmp_path):
     assert (tmp_path / "run/best").resolve().name == "step-10"
 
 
-def test_a_run_that_stopped_early_is_done_when_it_is_started_again(tmp_path):
+def test_run_that_stopped_early_does_not_continue(tmp_path):
     settings = {"validation": make_data(5), "lr": 0.0, "epochs": 6, "early_stop": 2}
     first = make_trainer(tmp_path, **settings).fit()
     again = make_trainer(tmp_path, **settings).fit()
@@ -50,7 +50,7 @@ def test_an_early_stop_without_validations_is_refused(tmp_path, options):
         make_trainer(tmp_path, early_stop=2, **options).fit()
 
 
-def test_a_validation_batch_in_which_nothing_counts_spoils_nothing(tmp_path):
+def test_validation_batch_of_zero_weight_has_no_effect(tmp_path):
     def count_some(batch):
         return (batch[1] != 2).sum()
 
@@ -69,13 +69,13 @@ def test_a_validation_batch_in_which_nothing_counts_spoils_nothing(tmp_path):
         make_trainer(tmp_path / "none", validation=data, **settings).fit()
 
 
-def test_a_metric_that_is_not_there(tmp_path):
+def test_missing_metric_is_reported(tmp_path):
     trainer = make_trainer(tmp_path, validation=make_data(5), best_metric="los")
     with pytest.raises(SpecError, match="did you mean loss"):
         trainer.fit()
 
 
-def test_validation_and_checkpoints_by_steps(tmp_path):
+def test_validation_and_checkpoints_at_step_intervals(tmp_path):
     recorder = Recorder()
     make_trainer(
         tmp_path,
@@ -88,23 +88,23 @@ def test_validation_and_checkpoints_by_steps(tmp_path):
         checkpoint_epochs=False,
     ).fit()
     assert len(recorder.validations) == 3  # after steps 3 and 6, and at the end
-    assert recorder.checkpoints == [3, 4, 6, 7]  # each of these was the best so far, or due
+    assert recorder.checkpoints == [3, 4, 6, 7]  # each of these was either the best so far or due
     recorder = Recorder()
     make_trainer(tmp_path / "never", recorder=recorder, checkpoint_every=0).fit()
     assert recorder.checkpoints == []
     assert not list((tmp_path / "never/run").glob("step-*"))
 
 
-def test_a_training_that_ends_before_its_first_validation_says_so(tmp_path, caplog):
+def test_training_that_ends_before_first_validation_is_logged(tmp_path, caplog):
     make_trainer(tmp_path, steps=1, epochs=None, batch=4, validation=make_data(5)).fit()
     assert "this training only 1, so it is not validated; hint: validate_every=N" in caplog.text
 
 
-def test_a_run_that_is_further_than_asked_for_says_so(tmp_path, caplog):
+def test_run_already_past_its_limit_is_logged(tmp_path, caplog):
     make_trainer(tmp_path, steps=3, epochs=None).fit()
     assert make_trainer(tmp_path, steps=2, epochs=None).fit().step == 3
     assert "this run is already at step 3, past its end at 2" in caplog.text
 
 
-def test_no_validation_data_is_no_error(tmp_path):
+def test_validation_data_is_optional(tmp_path):
     assert make_trainer(tmp_path).fit().validation == {}

@@ -1,4 +1,4 @@
-"""The training library in pods whose image has no windlass: scripts, modules, commands and calls."""
+"""Training library in pods whose image has no windlass: scripts, modules, commands and calls."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ def project(space, tmp_path, monkeypatch):
     return tmp_path
 
 
-def make_look():
-    """Made inside a function, so that it travels by value."""
+def make_describe():
+    """Return a function that is defined in a function, and is therefore sent by value."""
 
-    def look() -> tuple[float, str]:
+    def describe() -> tuple[float, str]:
         import windlass.train
         from windlass.train import get_context
 
         return get_context().total(1.0)[0], windlass.train.__file__
 
-    return look
+    return describe
 
 
 @pytest.mark.parametrize(
     "target", ["script.py", ["torchrun", "--nproc-per-node", "2", "script.py"]], ids=["script", "command"]
 )  # fmt: skip
 def test_a_job(project, target):
-    procs = {"procs": 2} if target == "script.py" else {}  # a launcher's line says so itself
+    # the line of a launcher is in the command itself
+    procs = {"procs": 2} if target == "script.py" else {}
     job = wl.submit(target, nodes=1, grace_s=9, **procs)
     job.wait(timeout_s=180)
     lines = [line.text for line in job.logs() if "rank " in line.text]
@@ -56,7 +57,7 @@ def test_a_job(project, target):
 
 
 def test_a_function(project):
-    results = wl.run(make_look(), nodes=2, quiet=True)
+    results = wl.run(make_describe(), nodes=2, quiet=True)
     assert [total for total, _ in results] == [2.0, 2.0]
     assert all(path.startswith("/windlass/job/files/train.pyz/") for _, path in results)
 
@@ -64,7 +65,7 @@ def test_a_function(project):
 def test_a_call_of_a_compute(project):
     compute = wl.Compute(cpus=1, name="train-travels")
     try:
-        total, path = wl.fn(make_look()).to(compute)()
+        total, path = wl.fn(make_describe()).to(compute)()
     finally:
         compute.teardown()
     assert total == 1.0

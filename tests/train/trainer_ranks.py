@@ -1,4 +1,4 @@
-"""Trainings by several ranks in one job, and what each rank saw of them; runs in its ranks."""
+"""Trainings by several ranks of one job, and records of each rank. Runs in the ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from windlass.train import Callback, Preempted, TorchTrainer, get_context
 
 
 class Seen(Callback):
-    """What one rank saw; `act` is called after each step."""
+    """Record of one rank. Calls `act` after each step."""
 
     def __init__(self, act=None) -> None:
         self.losses, self.checkpoints, self.validations, self.act = {}, [], [], act
@@ -77,7 +77,7 @@ def train(folder: str, case: str, *, act=None, kind=TorchTrainer, **settings):
 
 
 class SpikyTrainer(TorchTrainer):
-    """Rank 1's loss is infinite in one step."""
+    """Trainer in which rank 1's loss is infinite in one step."""
 
     def train_step(self, batch, batch_idx):
         loss = super().train_step(batch, batch_idx)
@@ -86,7 +86,7 @@ class SpikyTrainer(TorchTrainer):
 
 
 class WeightedTrainer(TorchTrainer):
-    """Samples weigh what their class number says."""
+    """Trainer that weights samples by their class number."""
 
     def batch_weight(self, batch):
         return (batch[1] + 1).sum()
@@ -116,14 +116,14 @@ class SplitNet(nn.Module):
 
 
 class NormedNet(nn.Sequential):
-    """A model with statistics of its own, which each rank counts over its samples."""
+    """Model with running statistics, which each rank computes from its own samples."""
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
 
 
 class HalfUsedNet(TinyNet):
-    """Has a layer that no loss depends on."""
+    """Model with a layer that no loss depends on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class HalfUsedTrainer(TorchTrainer):
 
 
 class ScaledLoss(nn.Module):
-    """A loss with a parameter of its own."""
+    """Loss with a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class ScaledLoss(nn.Module):
 
 
 class UnorderedNet(nn.Module):
-    """Its layers are not registered in the order of their use, and fill more than one bucket."""
+    """Model whose layers are registered out of order of use, and fill more than one bucket."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class TwoOptimizers(TorchTrainer):
 
 
 def resume_on_ranks(folder: str) -> dict:
-    """Compare the weights of a training after each step with those of one that was stopped."""
+    """Compare the weights after each step with those of a training that was stopped."""
     torch.set_num_threads(1)
     settings = {"model": UnorderedNet, "checkpoint_epochs": False, "validation": None}
     held = {}
@@ -190,7 +190,7 @@ def resume_on_ranks(folder: str) -> dict:
 
 
 def train_normed(folder: str, strategy: str) -> dict:
-    """One training without and one with a stop within an epoch."""
+    """Train once without a stop and once with a stop within an epoch."""
     case = f"normed {strategy}"
     settings = {"model": NormedNet, "strategy": strategy}
     whole = train(folder, f"{case} whole", **settings)
@@ -204,7 +204,7 @@ def make_sgd(model):
 
 
 def run_alone_or_together(folder: str) -> dict:
-    """Cases that must come out alike at every world size."""
+    """Run the cases whose results must be equal at every world size."""
     torch.set_num_threads(1)
     cases = {
         "ddp": {"strategy": "ddp"},
@@ -226,7 +226,7 @@ def run_alone_or_together(folder: str) -> dict:
 
 
 def run_together(folder: str) -> dict:
-    """Cases in which ranks must agree."""
+    """Run the cases in which ranks must agree."""
     context = get_context()
 
     def notice(trainer, step):
@@ -262,7 +262,7 @@ def run_together(folder: str) -> dict:
 
 
 def run_deepspeed(folder: str) -> dict:
-    """Each ZeRO stage at one go and in two, and ddp beside them."""
+    """Run each ZeRO stage without and with a stop, and ddp for comparison."""
     torch.set_num_threads(1)
     seen = {"ddp": train(folder, "ddp", strategy="ddp")}
     for stage in (1, 2, 3):
@@ -275,7 +275,10 @@ def run_deepspeed(folder: str) -> dict:
 
 
 def start_over(folder: str) -> list[int]:
-    """Where attempts began with resume=False; the first one is killed after its checkpoint of step 4."""
+    """Return the steps at which attempts began with resume=False.
+
+    The first attempt is killed after its checkpoint of step 4.
+    """
     marks = Path(folder) / "begun"
 
     class Mark(Callback):

@@ -1,4 +1,4 @@
-"""MLflow's server goes away and comes back: nothing that was logged is lost, and nothing is there twice."""
+"""Outages of the MLflow server. No logged record is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Runs:
     def __init__(self) -> None:
         self.points: list[tuple[str, int, int, float]] = []
         self.statuses: dict[str, str] = {}
-        # Bound while the server is down, so that the system gives the port to no other connection.
+        # Binding while the server is down keeps the system from giving the port to another connection.
         self._reserved = socket.socket()
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._reserved.bind(("127.0.0.1", 0))
@@ -111,7 +111,7 @@ def log(group: Any, steps: range) -> None:
         group.log({"loss": float(step), "lr": 0.1}, step=step)
 
 
-def test_what_an_outage_at_the_end_kept_is_sent_at_the_next_start(
+def test_records_kept_by_an_outage_at_the_end_are_sent_at_the_next_start(
     tmp_path: Path, runs: Runs, caplog: pytest.LogCaptureFixture
 ) -> None:
     with runs.served():
@@ -134,7 +134,7 @@ def test_what_an_outage_at_the_end_kept_is_sent_at_the_next_start(
     assert runs.statuses == {"run-1": "FINISHED"}
 
 
-def test_a_server_that_was_never_there_gets_all_at_the_next_start(
+def test_server_that_was_never_up_gets_everything_at_the_next_start(
     tmp_path: Path, runs: Runs
 ) -> None:
     first = attempt(tmp_path, 0)
@@ -149,7 +149,7 @@ def test_a_server_that_was_never_there_gets_all_at_the_next_start(
     assert runs.statuses == {"run-1": "FINISHED"}
 
 
-def test_a_server_that_is_back_before_the_end_is_over_gets_all(tmp_path: Path, runs: Runs) -> None:
+def test_server_that_returns_before_close_ends_gets_everything(tmp_path: Path, runs: Runs) -> None:
     group = attempt(tmp_path, 0)
     group.start({})
     log(group, range(4))

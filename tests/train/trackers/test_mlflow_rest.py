@@ -1,4 +1,4 @@
-"""The REST client against a server whose answers are written down."""
+"""REST client of MLflow against a server with scripted answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from windlass.train.trackers.mlflow_store import MlflowBatch, MlflowMetric, Mlfl
 
 
 class ScriptedMlflow(ThreadingHTTPServer):
-    """Answers (status, body) in turn, and keeps what it was asked."""
+    """Server that answers (status, body) in turn, and records requests."""
 
     daemon_threads = True
 
@@ -61,7 +61,7 @@ def store_of(server: ScriptedMlflow, *, user: str = "", **env: str) -> RestStore
     return RestStore(f"http://{user}127.0.0.1:{server.server_port}/base/", env)
 
 
-def test_a_run_of_an_experiment_that_another_made_meanwhile(server: ScriptedMlflow) -> None:
+def test_experiment_created_concurrently_is_used(server: ScriptedMlflow) -> None:
     server.answers = [
         (404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no"}),
         (400, {"error_code": "RESOURCE_ALREADY_EXISTS", "message": "there"}),
@@ -75,7 +75,7 @@ def test_a_run_of_an_experiment_that_another_made_meanwhile(server: ScriptedMlfl
     assert (body["experiment_id"], body["tags"]) == ("7", [{"key": "a", "value": "b"}])
 
 
-def test_numbers_that_json_lacks_go_as_protobuf_writes_them(server: ScriptedMlflow) -> None:
+def test_nan_and_infinity_are_sent_as_protobuf_writes_them(server: ScriptedMlflow) -> None:
     server.answers = [(200, {})]
     values = [1.5, float("nan"), float("inf"), float("-inf")]
     metrics = [MlflowMetric(key="x", value=v, timestamp_ms=1, step=2) for v in values]
@@ -85,13 +85,13 @@ def test_numbers_that_json_lacks_go_as_protobuf_writes_them(server: ScriptedMlfl
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_what_may_be_better_later_is_an_os_error(server: ScriptedMlflow, status: int) -> None:
+def test_transient_failures_raise_os_error(server: ScriptedMlflow, status: int) -> None:
     server.answers = [(status, "busy")]
     with pytest.raises(ConnectionError, match=f"answers {status}: busy"):
         store_of(server).set_status("r", "FINISHED")
 
 
-def test_what_is_refused_is_told_with_the_servers_words(server: ScriptedMlflow) -> None:
+def test_rejections_include_the_server_message(server: ScriptedMlflow) -> None:
     server.answers = [(403, "Invalid Host header"), (200, "<html>")]
     with pytest.raises(MlflowRefused, match="refuses runs/update: 403 Invalid Host header"):
         store_of(server).set_status("r", "FINISHED")
@@ -99,13 +99,13 @@ def test_what_is_refused_is_told_with_the_servers_words(server: ScriptedMlflow) 
         store_of(server).set_status("r", "FINISHED")
 
 
-def test_a_server_that_is_not_there_is_an_os_error(server: ScriptedMlflow) -> None:
+def test_unreachable_server_raises_os_error(server: ScriptedMlflow) -> None:
     store = RestStore("http://127.0.0.1:1", {})
     with pytest.raises(ConnectionError, match=r"no MLflow server answers at http://127\.0\.0\.1:1"):
         store.read_params("r")
 
 
-def test_a_run_that_is_gone_or_deleted_is_none(server: ScriptedMlflow) -> None:
+def test_missing_or_deleted_run_is_none(server: ScriptedMlflow) -> None:
     server.answers = [
         (404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no"}),
         (200, {"run": {"info": {"lifecycle_stage": "deleted"}, "data": {}}}),
@@ -128,7 +128,7 @@ def test_a_run_that_is_gone_or_deleted_is_none(server: ScriptedMlflow) -> None:
         ),
     ],
 )
-def test_keys_come_as_mlflows_own_client_takes_them(
+def test_credentials_are_read_as_by_mlflow_client(
     server: ScriptedMlflow, user: str, env: dict[str, str], expected: str
 ) -> None:
     server.answers = [(200, {})]
@@ -136,7 +136,7 @@ def test_keys_come_as_mlflows_own_client_takes_them(
     assert server.asked[0][2] == expected
 
 
-def test_a_key_does_not_follow_a_redirect_to_another_server(server: ScriptedMlflow) -> None:
+def test_credentials_are_not_sent_on_redirect_to_another_server(server: ScriptedMlflow) -> None:
     with ScriptedMlflow() as other:
         threading.Thread(target=other.serve_forever, args=(0.01,), daemon=True).start()
         address = f"http://127.0.0.1:{other.server_port}"

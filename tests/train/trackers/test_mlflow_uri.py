@@ -1,4 +1,4 @@
-"""MLFLOW_TRACKING_URI as people write it."""
+"""Forms of MLFLOW_TRACKING_URI."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUT = Path("/out")
         "postgresql://db/x",
     ],
 )
-def test_an_address_that_mlflow_takes_stays(value: str) -> None:
+def test_valid_uri_is_unchanged(value: str) -> None:
     address = read_tracking_uri(value, out=OUT)
     assert (address.uri, address.note) == (value, "")
     assert address.is_server == value.startswith("http")
@@ -29,7 +29,7 @@ def test_an_address_that_mlflow_takes_stays(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["/out/mlruns", "file:///out/mlruns", "file:/out/mlruns"])
-def test_a_path_becomes_a_database_under_it(value: str) -> None:
+def test_path_becomes_a_database_in_that_folder(value: str) -> None:
     address = read_tracking_uri(value, out=OUT)
     assert address.uri == "sqlite:////out/mlruns/mlflow.db"
     assert address.database == Path("/out/mlruns/mlflow.db")
@@ -39,21 +39,21 @@ def test_a_path_becomes_a_database_under_it(value: str) -> None:
 
 @pytest.mark.parametrize("value", ["/out/mlruns", "file:///out/mlruns", ""])
 def test_without_databases_a_path_is_a_folder_of_files(value: str) -> None:
-    """As with mlflow-skinny."""
+    """mlflow-skinny has no database support."""
     address = read_tracking_uri(value, out=OUT, has_databases=False)
     assert (address.uri, address.folder) == ("file:///out/mlruns", Path("/out/mlruns"))
     assert not address.is_database
     assert "runs go to plain files in /out/mlruns" in address.note
 
 
-def test_a_relative_path_is_taken_from_here(
+def test_relative_path_is_resolved_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert read_tracking_uri("./mlruns", out=OUT).uri == f"sqlite:///{tmp_path}/mlruns/mlflow.db"
 
 
-def test_no_address_is_a_database_beside_the_runs() -> None:
+def test_default_is_a_database_next_to_the_runs() -> None:
     address = read_tracking_uri("", out=OUT)
     assert address.uri == "sqlite:////out/mlflow.db"
     assert "MLFLOW_TRACKING_URI is not set" in address.note

@@ -1,4 +1,4 @@
-"""MLflow's own server and database, TensorBoard's own reader, W&B offline: one run over restarts in each."""
+"""MLflow server and database, TensorBoard's reader, W&B offline. Each has one run over restarts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def trackers_of(names: str, folder: Path, *, attempt: int = 0, **more: Any) -> T
 
 
 def train_twice(names: str, folder: Path) -> tuple[TrackerGroup, TrackerGroup]:
-    """Steps 0 to 3, a failure, and a restart that does step 3 again with another setting."""
+    """Log steps 0 to 3, fail, then restart and log step 3 again with another setting."""
     groups = []
     for attempt, steps in enumerate((range(4), range(3, 6))):
         group = trackers_of(names, folder, attempt=attempt)
@@ -128,7 +128,7 @@ group.close(timeout_s=120)
 @pytest.mark.long
 @pytest.mark.timeout(400)
 @needs("mlflow")
-def test_mlflow_skinny_writes_to_a_path_and_refuses_a_database_at_the_start(tmp_path: Path) -> None:
+def test_mlflow_skinny_writes_to_a_path_and_refuses_a_database(tmp_path: Path) -> None:
     def start(uri: str) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "MLFLOW_TRACKING_URI": uri}
         command = [sys.executable, "-c", WITHOUT_DATABASES]
@@ -149,7 +149,7 @@ def test_mlflow_skinny_writes_to_a_path_and_refuses_a_database_at_the_start(tmp_
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("default")
 @needs("mlflow")
-def test_mlflow_with_a_path_is_a_database_and_a_run_id_of_a_checkpoint_goes_on(
+def test_mlflow_path_is_a_database_and_continues_a_checkpoints_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlruns"))
@@ -166,7 +166,7 @@ def test_mlflow_with_a_path_is_a_database_and_a_run_id_of_a_checkpoint_goes_on(
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
 @needs("tensorboard")
-def test_tensorboard_shows_one_run_and_steps_that_were_done_again(tmp_path: Path) -> None:
+def test_tensorboard_shows_one_run_with_repeated_steps(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     train_twice("tensorboard", tmp_path / "run")
@@ -188,6 +188,6 @@ def test_wandb_offline_keeps_its_run_id(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
-def test_a_library_that_is_missing_is_named_with_its_command(tmp_path: Path) -> None:
+def test_missing_library_has_an_install_hint(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"needs wandb.*\n.*pip install wandb; metrics\.jsonl is"):
         trackers_of("wandb", tmp_path)

@@ -1,4 +1,4 @@
-"""Trackers never block a step, never end a run, and are one run over restarts."""
+"""Trackers never block a step, never end a run, and continue one run over restarts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from windlass.train.trackers.tracker_group import RunIds, StepRecord, TrackerQue
 
 
 class ScriptedTracker:
-    """Does what it is told to, and remembers what it got."""
+    """Tracker that follows a script and records its calls."""
 
     name = "scripted"
     every_s = 0.0
@@ -80,7 +80,7 @@ def test_jsonl_has_every_step_of_every_attempt(tmp_path: Path) -> None:
     assert {(line["attempt"], line["world_size"]) for line in lines} == {(0, 2), (1, 4)}
 
 
-def test_jsonl_is_strict_json_and_goes_on_after_half_a_line(tmp_path: Path) -> None:
+def test_jsonl_is_strict_and_continues_after_a_partial_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"event":"metr')
     group = trackers_of(tmp_path)
     group.log({"loss": float("nan"), "norm": float("-inf")}, step=1)
@@ -100,7 +100,7 @@ def test_only_rank_0_tracks(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_full_queue_drops_the_oldest_and_says_it_once(
+def test_full_queue_drops_the_oldest_and_warns_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = ScriptedTracker()
@@ -119,7 +119,7 @@ def test_a_full_queue_drops_the_oldest_and_says_it_once(
     assert sum("is too slow" in message for message in caplog.messages) == 1
 
 
-def test_log_returns_at_once_and_close_gives_up_on_a_tracker_that_hangs(
+def test_log_returns_immediately_and_close_abandons_a_hanging_tracker(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = ScriptedTracker()
@@ -135,7 +135,7 @@ def test_log_returns_at_once_and_close_gives_up_on_a_tracker_that_hangs(
     assert "did not accept its last records within 0 s" in caplog.text
 
 
-def test_an_unreachable_tracker_is_tried_again_and_loses_nothing(
+def test_unreachable_tracker_is_retried_without_loss(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("windlass.train.trackers.tracker_group._SHORTEST_PAUSE_S", 0.01)
@@ -150,7 +150,7 @@ def test_an_unreachable_tracker_is_tried_again_and_loses_nothing(
     assert "scripted failed: ConnectionRefusedError: no server" in caplog.text
 
 
-def test_an_error_of_a_tracker_ends_the_tracker_and_not_the_run(
+def test_tracker_error_stops_the_tracker_but_not_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = ScriptedTracker(ValueError("this value is not allowed"))
@@ -162,7 +162,7 @@ def test_an_error_of_a_tracker_ends_the_tracker_and_not_the_run(
     assert caplog.text.count("ValueError: this value is not allowed; it is turned off") == 1
 
 
-def test_a_run_id_is_kept_in_the_folder_and_a_checkpoints_goes_first(tmp_path: Path) -> None:
+def test_run_id_is_kept_in_the_folder_and_a_checkpoint_overrides_it(tmp_path: Path) -> None:
     group = group_of(ScriptedTracker(run_id="r-17"), tmp_path / "run")
     group.start()
     group.close()
@@ -172,14 +172,14 @@ def test_a_run_id_is_kept_in_the_folder_and_a_checkpoints_goes_first(tmp_path: P
     assert resumed.run_ids == {"scripted": "r-3"}
 
 
-def test_a_tracker_nobody_knows_is_named_with_the_nearest(tmp_path: Path) -> None:
+def test_unknown_tracker_is_named_with_the_nearest_match(tmp_path: Path) -> None:
     with pytest.raises(
         SpecError, match=r"there is no tracker 'mlfow'\n  hint: did you mean mlflow\?"
     ):
         trackers_of(tmp_path, names="jsonl, mlfow")
 
 
-def test_a_file_is_written_before_settle_returns_and_a_stuck_one_is_not_waited_for(tmp_path):
+def test_settle_waits_for_files_but_not_for_stuck_trackers(tmp_path):
     quick = trackers_of(tmp_path)
     quick.log({"loss": 1.0}, step=1)
     quick.settle()
@@ -199,7 +199,7 @@ def test_a_file_is_written_before_settle_returns_and_a_stuck_one_is_not_waited_f
 
 
 @pytest.mark.long
-def test_a_database_that_cannot_be_made_ends_no_run(
+def test_database_that_cannot_be_created_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("mlflow")
