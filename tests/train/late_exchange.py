@@ -1,11 +1,14 @@
-"""Pairs of ranks that end right after an exchange, while torch's threads get no time to let go of it.
+"""Pairs of ranks that end right after an exchange, while torch's threads still hold the group.
 
     python late_exchange.py plain|held|context|unnamed|handler NUM_PAIRS
 
-Prints how the ranks ended, as JSON: exit codes, and how often. "plain": torch alone, the group left as it is;
-"held": destroyed, but somebody holds on to it, as a DDP model does. "context": joined by `get_context`;
-"unnamed": the same with a torch that has no name for its threads; "handler": the last exchange is an exit
-handler's, which was registered before the group was joined.
+Prints the exit codes of the ranks and their counts as JSON.
+
+- "plain": torch alone, without destroying the group.
+- "held": the group is destroyed, but an object still references it, as a DDP model does.
+- "context": joined by `get_context`.
+- "unnamed": the same, with a torch that does not name its threads.
+- "handler": an exit handler, registered before the group was joined, makes the last exchange.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ held: list[object] = []
 
 
 def run_rank(rank: int, port: int, how: str) -> None:
-    """One rank: two exchanges, and the end."""
+    """Exchange twice with the other rank, then exit."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2, "RANK": rank}
     os.environ.update({name: str(value) for name, value in place.items()})
     if how == "handler":
@@ -54,7 +57,7 @@ def exchange() -> float:
 
 
 def put_others_last() -> None:
-    """Every thread on one core, and all but this one only when that has nothing else to do."""
+    """Pin every thread to one core, and run all others only when this one is idle."""
     core = {min(os.sched_getaffinity(0))}
     for task in map(int, os.listdir("/proc/self/task")):
         os.sched_setaffinity(task, core)
