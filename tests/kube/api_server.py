@@ -1,4 +1,4 @@
-"""A small real HTTP server that answers as a test says, for what no healthy API server does on demand."""
+"""A small real HTTP server whose answers a test chooses, including errors that no healthy server gives."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from windlass.kube.client.transport import Transport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one request gets: a status and a body, lines as they are, or a connection that is cut."""
+    """Answer to one request: a status and a body, raw lines, or a dropped connection."""
 
     status: int = 200
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    lines: tuple[Any, ...] | None = None  # a watch: each becomes a line
-    hold: threading.Event | None = None  # after the lines, stay until it is set
-    cut: bool = False  # read the request, then say nothing
+    lines: tuple[Any, ...] | None = None  # for a watch, each item becomes a line
+    hold: threading.Event | None = None  # keep the response open until this is set
+    cut: bool = False  # read the request and close the connection
 
 
 def refuse(status: int, reason: str, message: str, **headers: str) -> Answer:
@@ -37,7 +37,7 @@ def refuse(status: int, reason: str, message: str, **headers: str) -> Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A request as it came."""
+    """A request as the server received it."""
 
     method: str
     path: str
@@ -47,7 +47,7 @@ class Seen:
 
 
 class ApiServer(ThreadingHTTPServer):
-    """Gives its answers one by one; the last one again and again."""
+    """HTTP server that returns its answers in order and repeats the last one."""
 
     daemon_threads = True
 
@@ -72,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: ApiServer
 
     def log_message(self, *args: object) -> None:
-        """Nothing: pytest shows what matters."""
+        """Log nothing. A failing test shows the relevant requests."""
 
     def _serve(self) -> None:
         url = urlsplit(self.path)
@@ -134,7 +134,7 @@ def serve(*answers: Answer, port: int = 0) -> Iterator[ApiServer]:
 def write_kubeconfig(
     folder: Path, *, server: str, user: dict[str, Any] | None = None, **cluster: object
 ) -> Path:
-    """A kubeconfig with one context, `here`; JSON is YAML."""
+    """Write a kubeconfig with one context, `here`. It is JSON, which is valid YAML."""
     path = folder / "kubeconfig"
     config = {
         "current-context": "here",
@@ -151,13 +151,13 @@ def write_kubeconfig(
 def connect_to(
     server: str, folder: Path, *, retry_for_s: float = 10.0, user: dict[str, Any] | None = None
 ) -> Api:
-    """An Api for that server; tests of refusals need not wait the whole time."""
+    """Return an Api for a server. `retry_for_s` keeps tests of refusals short."""
     environ = {"KUBECONFIG": str(write_kubeconfig(folder, server=server, user=user))}
     return Api(Transport(read_target(environ=environ), environ, retry_for_s=retry_for_s))
 
 
 def read_exactly(sock: socket.socket, num_bytes: int) -> bytes:
-    """That many bytes, or fewer when the stream ended."""
+    """Read that many bytes, or fewer if the stream ends."""
     data = bytearray()
     while len(data) < num_bytes and (part := sock.recv(num_bytes - len(data))):
         data += part

@@ -1,6 +1,6 @@
-"""A small API server with a Job, pods and their logs in it, for what no healthy cluster does on demand.
+"""A small API server with a Job, pods and their logs, for states that no healthy cluster has on demand.
 
-What is there is listed and watched; a test may take all of it away for a while, and sees what was asked.
+Objects can be listed and watched. A test can make the server unavailable for a while, and sees all requests.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ Server = TypeVar("Server", bound="FakeCluster")
 
 
 class FakeCluster(ApiServer):
-    """Objects by kind; every list is as they are now, a watch only waits."""
+    """Server that holds objects by kind. A list returns the current objects, and a watch only waits."""
 
     def __init__(self) -> None:
         super().__init__([Answer(body={})], 0)
         self.objects: dict[str, list[Object]] = {}
         self.logs: dict[str, bytes] = {}
-        self.user = "somebody"  # what it calls whoever asks
+        self.user = "somebody"  # the name the server returns for every user
         self.is_away = False
-        self.version = 1  # a watch that knows another one has to list again
+        self.version = 1  # a watch from any other version has to list again
         self._held = threading.Event()
 
     def go_away(self) -> None:
-        """Answer nobody from now on, and drop who waits."""
+        """Stop answering requests, and drop the pending ones."""
         self.is_away = True
         self.change()
 
     def change(self) -> None:
-        """Have everybody list again: a watch that was held ends."""
+        """End the pending watches, so all clients list again."""
         held, self._held = self._held, threading.Event()
         held.set()
 
@@ -75,7 +75,7 @@ def _is(thing: Object, name: str) -> bool:
 
 @contextmanager
 def serving(server: Server) -> Iterator[Server]:
-    """A cluster of the tests, answering in a thread of its own."""
+    """Run a server in a thread while the context is open."""
     with server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -92,7 +92,7 @@ def fake_cluster() -> AbstractContextManager[FakeCluster]:
 
 
 def make_fake_job(name: str, *conditions: Object, at: str = "2026-01-31T12:00:00Z") -> Object:
-    """A Job with these conditions, all true since `at`."""
+    """Return a Job with these conditions, all true since `at`."""
     said = [{"status": "True", "lastTransitionTime": at, **condition} for condition in conditions]
     return {
         "metadata": {"name": name, "uid": "j", "creationTimestamp": at},
@@ -102,7 +102,7 @@ def make_fake_job(name: str, *conditions: Object, at: str = "2026-01-31T12:00:00
 
 
 def make_fake_pod(name: str, index: int = 0, **state: Object) -> Object:
-    """A pod whose container is in this state."""
+    """Return a pod whose container is in this state."""
     return {
         "metadata": {
             "name": name,

@@ -1,4 +1,4 @@
-"""Plans whose nodes are pods: from the plainest to one that asks for everything."""
+"""Plans whose nodes are pods, from the simplest to one that uses every option."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES = JobFiles(
 
 
 def make_pod_plan(job_id: str = "train-ab2cd", **asked: Any) -> Plan:
-    """A plan for pods; keywords are fields of the job, or of its pod."""
+    """Return a plan for pods. Keywords are fields of the job or of its pod."""
     in_job = {name: asked.pop(name) for name in list(asked) if name in JobSpec.__slots__}
     pod = PodSpec(**{"image": IMAGE, **asked})
     fields = {"work": Script(path="train.py", args=("--lr", "0.1")), "engine": "kubernetes"}

@@ -1,4 +1,4 @@
-"""What a real cluster showed in each kind of trouble: JSON that was recorded, and trimmed to what is read."""
+"""Recordings of a real cluster in each kind of trouble, as JSON trimmed to the fields that are read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def load(name: str) -> Seen:
 
 
 def read_dead_pods(pods: list[dict[str, Any]], events: Any = ()) -> tuple[pod_endings.DeadPod, ...]:
-    """The pods of one Indexed Job that ended badly."""
+    """Return the pods of one Indexed Job that failed."""
     return pod_endings.read_dead_pods(pods, events, indexes=_find_indexes(pods))
 
 

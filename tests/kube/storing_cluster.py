@@ -1,7 +1,7 @@
-"""A fake cluster that keeps what it is given: objects are created, patched, listed, watched and deleted.
+"""A fake cluster that stores objects: they can be created, patched, listed, watched and deleted.
 
-What is deleted takes what it owns along, as Kubernetes' own collector would. A test may have it refuse the
-creation of one kind, and lack API versions.
+Deleting an object also deletes the objects it owns, like Kubernetes' garbage collector. A test can make it
+refuse the creation of one kind, and choose the API versions it serves.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ _EVERYTHING = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
 
 
 class StoringCluster(FakeCluster):
-    """One namespace; kinds are known by their plural."""
+    """Cluster with one namespace. Kinds are identified by their plural."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.refused = ""  # objects of this plural cannot be created
+        self.refused = ""  # plural of the objects that cannot be created
         self.refusals: dict[tuple[str, str], Answer] = {}  # by method and end of the path
-        self.served: dict[str, list[str]] = {}  # plurals by API version; others are not served
+        # plurals by API version. Other versions are not served.
+        self.served: dict[str, list[str]] = {}
         self._writing = threading.RLock()
         self._num_made = 0
 
@@ -76,7 +77,8 @@ class StoringCluster(FakeCluster):
         if plural == self.refused:
             return refuse(422, "Invalid", f"{plural} are refused here")
         self._num_made += 1
-        made_s = time.time() + self._num_made  # times are whole seconds, and none is like another
+        # times have whole seconds, so each object gets a different one
+        made_s = time.time() + self._num_made
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(made_s))
         meta = {**seen.body["metadata"], "uid": f"uid-{self._num_made}", "creationTimestamp": at}
         body = {**seen.body, "metadata": meta}
@@ -103,14 +105,14 @@ class StoringCluster(FakeCluster):
         return Answer(body={"kind": "Status", "status": "Success"})
 
     def put(self, plural: str, *bodies: Object) -> None:
-        """Have these in place of what is there of a kind."""
+        """Replace all objects of a kind."""
         with self._writing:
             self.objects[plural] = list(bodies)
             self.version += 1
         self.change()
 
     def names(self) -> list[str]:
-        """Everything that is there, as PLURAL/NAME."""
+        """Return all objects as PLURAL/NAME."""
         return sorted(
             f"{plural}/{one['metadata']['name']}"
             for plural, bodies in self.objects.items()
@@ -124,7 +126,7 @@ def _uids(body: Object) -> Iterator[str]:
 
 
 def merge(body: Any, patch: Any) -> Any:
-    """A JSON merge patch."""
+    """Apply a JSON merge patch."""
     if not isinstance(patch, dict):
         return patch
     merged = dict(body) if isinstance(body, dict) else {}

@@ -1,4 +1,4 @@
-"""The rights a user needs: the table, the Role, and the asking."""
+"""The rights a user needs: the table, the Role, and the access check."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ RIGHTS = KUBERNETES.rights
 ROLE = Path(__file__).parents[2] / "docs" / "engines" / "role.yaml"
 
 
-def test_the_documented_role_is_the_one_we_print() -> None:
+def test_documented_role_matches_the_printed_one() -> None:
     assert ROLE.read_text() == render_role({"kubernetes": RIGHTS})
 
 
-def test_the_role_is_the_table() -> None:
+def test_role_matches_the_table() -> None:
     role = yaml.safe_load(render_role({"kubernetes": RIGHTS}, "team"))
     assert (role["kind"], role["metadata"]["namespace"]) == ("Role", "team")
     rules = [(rule["apiGroups"], rule["resources"], tuple(rule["verbs"])) for rule in role["rules"]]
     assert rules == [([right.group], [right.resource], right.verbs) for right in RIGHTS]
 
 
-def test_nothing_wide_is_asked_for() -> None:
+def test_no_broad_rights_are_required() -> None:
     asked = {verb for right in RIGHTS for verb in right.verbs}
     assert "*" not in asked
     assert "deletecollection" not in asked
@@ -47,7 +47,7 @@ def _answer_review(*, is_allowed: bool) -> Answer:
     return Answer(status=201, body={"status": {"allowed": is_allowed}})
 
 
-def test_one_request_where_the_cluster_lists_what_we_may(tmp_path: Path) -> None:
+def test_one_request_if_the_cluster_lists_our_rules(tmp_path: Path) -> None:
     for rules in (_rules(), [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]):
         with serve(_answer_rules(rules)) as server:
             check_needed(connect_to(server.url, tmp_path), rights=RIGHTS)
@@ -56,7 +56,7 @@ def test_one_request_where_the_cluster_lists_what_we_may(tmp_path: Path) -> None
             ]
 
 
-def test_what_is_not_listed_is_asked_for(tmp_path: Path) -> None:
+def test_unlisted_rights_are_checked_one_by_one(tmp_path: Path) -> None:
     unlisted = _answer_rules([], is_incomplete=True)
     with serve(unlisted, _answer_review(is_allowed=True)) as server:
         check_needed(connect_to(server.url, tmp_path), rights=RIGHTS)
@@ -64,7 +64,7 @@ def test_what_is_not_listed_is_asked_for(tmp_path: Path) -> None:
         assert len(server.seen) == 1 + len(needed)
 
 
-def test_a_rule_for_some_objects_is_no_right(tmp_path: Path) -> None:
+def test_rule_limited_to_resource_names_is_not_enough(tmp_path: Path) -> None:
     rules = _rules()
     rules[1]["resourceNames"] = ["mine"]  # pods
     with (
@@ -75,7 +75,7 @@ def test_a_rule_for_some_objects_is_no_right(tmp_path: Path) -> None:
     assert "windlass doctor" in caught.value.hint
 
 
-def test_a_cluster_that_lets_nobody_ask(tmp_path: Path) -> None:
+def test_cluster_that_forbids_access_reviews(tmp_path: Path) -> None:
     text = (
         'selfsubjectrulesreviews.authorization.k8s.io is forbidden: User "u" cannot create '
         'resource "selfsubjectrulesreviews" in API group "authorization.k8s.io" at the cluster scope'

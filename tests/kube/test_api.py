@@ -1,4 +1,4 @@
-"""Requests against a server that misbehaves on demand: tries, deadlines, lost answers, refusals."""
+"""Requests against a server that misbehaves on demand: retries, deadlines, lost answers, and refusals."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def make_secret(submit: str = "") -> dict[str, object]:
 
 
 @pytest.mark.parametrize("trouble", [BUSY, refuse(500, "", "x"), Answer(cut=True)])
-def test_a_request_is_tried_again(tmp_path: Path, trouble: Answer) -> None:
+def test_request_is_retried(tmp_path: Path, trouble: Answer) -> None:
     with serve(trouble, trouble, OK) as server:
         assert connect_to(server.url, tmp_path).get(PODS, "a")["metadata"]["name"] == "a"
     assert [seen.path for seen in server.seen] == ["/api/v1/namespaces/space/pods/a"] * 3
 
 
-def test_the_server_says_when_to_come_back(tmp_path: Path) -> None:
+def test_retry_after_is_respected(tmp_path: Path) -> None:
     with serve(refuse(429, "TooManyRequests", "later", Retry_After="1"), OK) as server:
         started_s = time.monotonic()
         connect_to(server.url, tmp_path).get(NODES, "n1")
@@ -50,7 +50,7 @@ def test_the_server_says_when_to_come_back(tmp_path: Path) -> None:
     assert server.seen[0].path == "/api/v1/nodes/n1"
 
 
-def test_it_gives_up_and_says_what_the_server_said(tmp_path: Path) -> None:
+def test_last_error_of_the_server_is_raised(tmp_path: Path) -> None:
     with (
         serve(BUSY) as server,
         pytest.raises(ClusterError, match=r"get pods/a.*: starting") as caught,
@@ -70,32 +70,32 @@ def test_a_create_whose_answer_was_lost_finds_its_own_object(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("mine", ["me", ""])
-def test_somebody_elses_object_stays_a_conflict(tmp_path: Path, mine: str) -> None:
+def test_object_of_another_submit_is_a_conflict(tmp_path: Path, mine: str) -> None:
     there = Answer(body={"metadata": {"uid": "7", "annotations": {ANNOTATION_SUBMIT: "other"}}})
     with serve(Answer(cut=True), TAKEN, there) as server, pytest.raises(Conflict):
         connect_to(server.url, tmp_path).create(SECRETS, make_secret(mine))
 
 
-def test_a_conflict_at_once_is_a_conflict(tmp_path: Path) -> None:
+def test_conflict_at_the_first_try_is_raised(tmp_path: Path) -> None:
     with serve(TAKEN) as server, pytest.raises(Conflict, match="already exists"):
         connect_to(server.url, tmp_path).create(SECRETS, make_secret("me"))
     assert len(server.seen) == 1
 
 
-def test_a_generated_name_is_not_made_twice(tmp_path: Path) -> None:
+def test_create_with_a_generated_name_is_not_retried(tmp_path: Path) -> None:
     with serve(Answer(cut=True), OK) as server, pytest.raises(Unreachable):
         connect_to(server.url, tmp_path).create(PODS, {"metadata": {"generateName": "a-"}})
     assert len(server.seen) == 1
 
 
-def test_a_generated_name_is_tried_again_when_nothing_was_done(tmp_path: Path) -> None:
+def test_generated_name_is_retried_if_the_server_did_nothing(tmp_path: Path) -> None:
     with serve(refuse(429, "TooManyRequests", "later"), OK) as server:
         connect_to(server.url, tmp_path).create(PODS, {"metadata": {"generateName": "a-"}})
     assert len(server.seen) == 2
 
 
 @pytest.mark.parametrize(("lost", "was_there"), [((), False), ((Answer(cut=True),), True)])
-def test_delete_says_whether_it_was_there(
+def test_delete_returns_whether_the_object_existed(
     tmp_path: Path, lost: tuple[Answer, ...], was_there: bool
 ) -> None:
     with serve(*lost, refuse(404, "NotFound", 'jobs "a" not found')) as server:
@@ -119,7 +119,7 @@ def test_lists_are_read_page_by_page(tmp_path: Path) -> None:
     assert server.seen[3].params["labelSelector"] == "app=x"
 
 
-def test_silence_ends_at_the_deadline(tmp_path: Path) -> None:
+def test_silent_server_times_out(tmp_path: Path) -> None:
     hold = threading.Event()
     with serve(Answer(lines=(), hold=hold)) as server:
         api = connect_to(server.url, tmp_path, retry_for_s=0.0)
@@ -130,7 +130,7 @@ def test_silence_ends_at_the_deadline(tmp_path: Path) -> None:
     assert "context here" in caught.value.message
 
 
-def test_nobody_there(tmp_path: Path) -> None:
+def test_connection_refused(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         api = connect_to(f"http://127.0.0.1:{free.getsockname()[1]}", tmp_path, retry_for_s=0.3)
@@ -152,7 +152,7 @@ def test_a_login_page_is_not_taken_for_an_answer(tmp_path: Path) -> None:
         connect_to(server.url, tmp_path).get(PODS, "a")
 
 
-def test_a_token_file_is_read_again_when_it_is_refused(tmp_path: Path) -> None:
+def test_token_file_is_read_again_after_a_refusal(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("old\n")
     with serve(OK, refuse(401, "Unauthorized", "Unauthorized"), OK) as server:
@@ -208,16 +208,14 @@ def test_refusals(tmp_path: Path, answer: Answer, kind: type[ClusterError], text
     assert len(server.seen) == 1
 
 
-def test_the_missing_right_says_whom_to_ask(tmp_path: Path) -> None:
+def test_hint_for_a_missing_right(tmp_path: Path) -> None:
     with serve(refuse(403, "Forbidden", RBAC)) as server, pytest.raises(Forbidden) as caught:
         connect_to(server.url, tmp_path).create(SECRETS, make_secret())
     assert "windlass doctor -e kubernetes" in caught.value.hint
 
 
 @pytest.mark.parametrize(("engine", "way_out"), [("trainjob", True), ("kubernetes", False)])
-def test_a_webhook_that_cannot_be_called_is_named_with_what_to_do(
-    engine: str, way_out: bool
-) -> None:
+def test_unreachable_webhook_is_named_with_a_hint(engine: str, way_out: bool) -> None:
     why = 'failed to call webhook: Post "https://a/b": dial tcp: connect: connection refused'
     text = f'Internal error occurred: failed calling webhook "v.trainer.kubeflow.org": {why}'
     body = json.dumps({"message": text, "reason": "InternalError"}).encode()

@@ -1,4 +1,4 @@
-"""Exec plug-ins: real programs, in the ways they answer and fail."""
+"""Exec credential plug-ins: real programs that succeed or fail in every supported way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ V1 = "client.authentication.k8s.io/v1"
 
 
 def write_plugin(folder: Path, code: str) -> Path:
-    """A program that notes each start in `starts`, then does what the test says."""
+    """Write a program that records each start in `starts` and then runs the given code."""
     path = folder / "login-plugin"
     path.write_text(
         f"#!{sys.executable}\nimport json, os, sys, pathlib\n"
@@ -44,7 +44,7 @@ def make_user(**options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1", "v1alpha1"])
-def test_a_token_is_fetched_once(tmp_path: Path, version: str) -> None:
+def test_token_is_fetched_once(tmp_path: Path, version: str) -> None:
     write_plugin(tmp_path, "say(token=os.environ['WHO'] + sys.argv[1])")
     user = make_user(
         apiVersion=f"client.authentication.k8s.io/{version}",
@@ -63,7 +63,7 @@ def test_a_token_is_fetched_once(tmp_path: Path, version: str) -> None:
     assert len(starts(tmp_path)) == 1
 
 
-def test_a_refused_token_is_fetched_again(tmp_path: Path) -> None:
+def test_refused_token_is_fetched_again(tmp_path: Path) -> None:
     write_plugin(tmp_path, "say(token=f't{num}')")
     with serve(OK, refuse(401, "Unauthorized", "no"), OK) as server:
         api = connect_to(server.url, tmp_path, user=make_user())
@@ -81,7 +81,7 @@ def test_a_refused_token_is_fetched_again(tmp_path: Path) -> None:
         ("2999-01-01T00:00:00+02:00", 1),
     ],
 )
-def test_a_token_is_kept_until_it_expires(tmp_path: Path, expires: str, num_starts: int) -> None:
+def test_token_is_kept_until_it_expires(tmp_path: Path, expires: str, num_starts: int) -> None:
     write_plugin(tmp_path, f"say(token='t', expirationTimestamp={expires!r})")
     with serve(OK) as server:
         api = connect_to(server.url, tmp_path, user=make_user())
@@ -90,7 +90,7 @@ def test_a_token_is_kept_until_it_expires(tmp_path: Path, expires: str, num_star
     assert len(starts(tmp_path)) == num_starts
 
 
-def test_a_plugin_may_know_the_cluster(tmp_path: Path) -> None:
+def test_plugin_receives_the_cluster_info(tmp_path: Path) -> None:
     write_plugin(tmp_path, "say(token='t')")
     extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "x"}}
     with serve(OK) as server:
@@ -106,7 +106,7 @@ def test_a_plugin_may_know_the_cluster(tmp_path: Path) -> None:
     assert info["spec"]["cluster"] == {"server": server.url, "config": {"audience": "x"}}
 
 
-def test_a_plugin_that_is_not_installed(tmp_path: Path) -> None:
+def test_missing_plugin(tmp_path: Path) -> None:
     user = make_user(command="no-such-plugin", installHint="see the\n docs")
     with pytest.raises(ConfigError, match="`no-such-plugin`, which is not installed") as caught:
         connect_to("http://127.0.0.1:1", tmp_path, user=user).get(PODS, "a")
@@ -125,7 +125,7 @@ def test_a_plugin_that_is_not_installed(tmp_path: Path) -> None:
         ("print('[]')", "printed no credential"),
     ],
 )
-def test_a_plugin_that_fails(tmp_path: Path, code: str, says: str) -> None:
+def test_failing_plugin(tmp_path: Path, code: str, says: str) -> None:
     write_plugin(tmp_path, code)
     with pytest.raises(Unauthorized) as caught:
         connect_to("http://127.0.0.1:1", tmp_path, user=make_user()).get(PODS, "a")
@@ -133,7 +133,7 @@ def test_a_plugin_that_fails(tmp_path: Path, code: str, says: str) -> None:
     assert caught.value.hint
 
 
-def test_a_version_nobody_knows(tmp_path: Path) -> None:
+def test_unknown_api_version(tmp_path: Path) -> None:
     write_plugin(tmp_path, "say(token='t')")
     user = make_user(apiVersion="client.authentication.k8s.io/v9")
     with pytest.raises(ConfigError, match="v9"):

@@ -1,4 +1,4 @@
-"""Blockers, from what a real cluster showed."""
+"""Blockers, derived from recordings of a real cluster."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SEEN = {
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_what_a_cluster_showed(name: str) -> None:
+def test_recorded_blockers(name: str) -> None:
     reason, words, hint = SEEN[name]
     (found,) = load(name).blockers()
     assert found.reason == reason
@@ -60,19 +60,19 @@ def test_what_a_cluster_showed(name: str) -> None:
     assert found.since_s > 1.79e9
 
 
-def test_nothing_is_in_the_way_of_a_job_that_runs_or_has_ended() -> None:
+def test_running_and_ended_jobs_have_no_blockers() -> None:
     assert load("good").blockers() == []
-    assert load("crash").blockers() == [], "it has failed: the verdict's matter"
+    assert load("crash").blockers() == [], "it has failed: the failure verdict reports it"
     assert load("shm").blockers() == [], "its pods are replaced"
 
 
-def test_pods_in_the_same_trouble_are_told_once() -> None:
+def test_pods_with_the_same_problem_are_reported_together() -> None:
     (found,) = load("image").blockers()
     assert found.message.startswith("pods image-0-vw9sk, image-1-mbzct: the image")
     assert found.pod == "image-0-vw9sk"
 
 
-def test_the_biggest_node_is_named_where_nodes_may_be_read() -> None:
+def test_biggest_node_is_named_if_nodes_are_readable() -> None:
     nodes = [
         {"status": {"allocatable": {"nvidia.com/gpu": n, "memory": "8039820Ki"}}} for n in "48"
     ]
@@ -80,7 +80,7 @@ def test_the_biggest_node_is_named_where_nodes_may_be_read() -> None:
     assert "the biggest node has 7.667Gi memory" in load("memory").blockers(nodes=nodes)[0].message
 
 
-def test_a_pod_that_keeps_ending_is_a_crash_loop() -> None:
+def test_repeatedly_failing_pod_is_a_crash_loop() -> None:
     seen = load("crash")
     seen.job["status"]["conditions"] = []
     found = seen.blockers(last_lines={"crash-0-45grm": "windlass-agent: no plan at /x\n"})
@@ -90,7 +90,7 @@ def test_a_pod_that_keeps_ending_is_a_crash_loop() -> None:
     )
 
 
-def test_a_submit_that_broke_off_has_left_its_mark() -> None:
+def test_interrupted_submit_is_recognized() -> None:
     seen = load("suspended")
     seen.job["metadata"].setdefault("annotations", {})["windlass.dev/submit"] = "ab2cd"
     (blocker,) = seen.blockers()
@@ -98,7 +98,7 @@ def test_a_submit_that_broke_off_has_left_its_mark() -> None:
     assert "never started" in blocker.message
 
 
-def test_kueue_says_why_it_waits() -> None:
+def test_reason_of_kueue_is_shown() -> None:
     seen = load("suspended")
     seen.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team-a"
     why = (
@@ -160,7 +160,7 @@ def _taint(key: str, value: str = "", effect: str = "NoSchedule") -> dict[str, A
     return {"spec": {"taints": [{"key": key, "value": value, "effect": effect}]}}
 
 
-def test_taints_that_the_scheduler_does_not_name_are_read_from_the_nodes() -> None:
+def test_unnamed_taints_are_read_from_the_nodes() -> None:
     nodes = [
         _taint("nvidia.com/gpu", "present"),
         _taint("team"),
@@ -171,12 +171,12 @@ def test_taints_that_the_scheduler_does_not_name_are_read_from_the_nodes() -> No
     assert found.hint == "change --toleration nvidia.com/gpu=present --toleration team"
 
 
-def test_where_nobody_names_the_taint_there_is_an_example() -> None:
+def test_hint_has_an_example_if_the_taint_is_unknown() -> None:
     (found,) = _pending(TAINTED)
     assert "--toleration (like nvidia.com/gpu=present; kubectl describe nodes" in found.hint
 
 
-def test_nodes_that_are_kept_for_others_may_have_what_is_lacking() -> None:
+def test_hint_names_the_toleration_for_tainted_nodes() -> None:
     (found,) = _pending(
         "0/5 nodes are available: 2 Insufficient nvidia.com/gpu, 3 node(s) had untolerated taint "
         "{nvidia.com/gpu: present}. preemption: not eligible due to preemptionPolicy=Never."
@@ -185,8 +185,8 @@ def test_nodes_that_are_kept_for_others_may_have_what_is_lacking() -> None:
     assert found.hint.endswith("may use tainted nodes: --toleration nvidia.com/gpu=present")
 
 
-def test_the_image_is_named_as_it_was_asked_for() -> None:
-    """A node that knows an image by several names reports any of them."""
+def test_image_is_named_as_requested() -> None:
+    """A node that knows an image by several names may report any of them."""
     for name in ("no-python", "image"):
         seen = load(name)
         for pod in seen.pods:
@@ -196,8 +196,8 @@ def test_the_image_is_named_as_it_was_asked_for() -> None:
         assert "localhost" not in found.message.partition(" cannot be pulled")[0]
 
 
-@pytest.mark.parametrize(("tag", "is_said"), [(":latest", True), ("", True), (":1.2", False)])
-def test_of_a_tag_that_moves_it_is_said_that_the_registry_is_asked(tag: str, is_said: bool) -> None:
+@pytest.mark.parametrize(("tag", "has_hint"), [(":latest", True), ("", True), (":1.2", False)])
+def test_hint_for_a_moving_tag(tag: str, has_hint: bool) -> None:
     image = f"registry.invalid/team/train{tag}"
     waiting = {
         "reason": "ErrImagePull",
@@ -208,10 +208,10 @@ def test_of_a_tag_that_moves_it_is_said_that_the_registry_is_asked(tag: str, is_
     pod = {"metadata": {"name": "a"}, "spec": spec, "status": {"containerStatuses": [status]}}
     found = diagnose_container(pod)
     assert found is not None
-    assert ("its tag may move" in found.hint) is is_said
+    assert ("its tag may move" in found.hint) is has_hint
 
 
-def test_a_runtime_that_refuses_is_not_the_images_fault() -> None:
+def test_runtime_error_is_not_blamed_on_the_image() -> None:
     seen = load("no-python")
     for pod in seen.pods:
         state = pod["status"]["containerStatuses"][0]["state"]["terminated"]
@@ -221,14 +221,14 @@ def test_a_runtime_that_refuses_is_not_the_images_fault() -> None:
     assert load("no-python").blockers()[0].is_hopeless
 
 
-def test_a_sentence_nobody_knows_is_passed_on() -> None:
+def test_unknown_scheduler_message_is_passed_on() -> None:
     (found,) = _pending("0/2 nodes are available: 2 node(s) dislike Mondays.")
     assert "2 of 2: node(s) dislike Mondays" in found.message
     (odd,) = _pending("something else entirely")
     assert "something else entirely" in odd.message
 
 
-def test_a_webhook_that_does_not_answer() -> None:
+def test_webhook_that_does_not_answer() -> None:
     seen = load("denied")
     seen.events[-1]["message"] = (
         'Error creating: Internal error occurred: failed calling webhook "pods.kueue.io": '
@@ -238,7 +238,7 @@ def test_a_webhook_that_does_not_answer() -> None:
     assert 'webhook "pods.kueue.io" does not answer' in found.message
 
 
-def test_a_pod_just_made_will_meet_what_the_one_before_it_met() -> None:
+def test_blocker_survives_a_replaced_pod() -> None:
     seen = load("no-python")
     for index in ("0", "1"):
         seen.pods.append(
@@ -255,14 +255,14 @@ def test_a_pod_just_made_will_meet_what_the_one_before_it_met() -> None:
     assert found.reason == "StartError"
 
 
-def test_a_refusal_is_forgotten_once_the_pods_are_there() -> None:
+def test_refusal_is_dropped_once_the_pods_exist() -> None:
     seen = load("quota")
     pod = {**seen.pods[-1], "metadata": {**seen.pods[-1]["metadata"], "name": "quota-3-zzzzz"}}
     seen.pods.append(pod)
     assert seen.blockers() == []
 
 
-def test_what_no_waiting_cures_comes_first() -> None:
+def test_hopeless_blockers_come_first() -> None:
     pods = [*load("gpu").pods, *load("image").pods]
     for index, pod in enumerate(pods):
         pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] = str(index)
@@ -270,7 +270,7 @@ def test_what_no_waiting_cures_comes_first() -> None:
     assert [blocker.reason for blocker in found] == ["ImagePull", "Unschedulable"]
 
 
-def test_a_pod_on_a_node_that_does_not_answer() -> None:
+def test_pod_on_an_unresponsive_node() -> None:
     seen = load("good")
     seen.job["status"]["conditions"] = []
     pod = seen.pods[0]
@@ -292,7 +292,7 @@ def test_a_pod_on_a_node_that_does_not_answer() -> None:
     assert "--force" in found.hint
 
 
-def test_as_a_condition_the_hint_follows_the_message() -> None:
+def test_condition_of_a_blocker() -> None:
     condition = make_condition(Blocker(reason="R", message="so it is", hint="do this", since_s=5.0))
     assert (condition.type, condition.reason) == ("blocker", "R")
     assert (condition.message, condition.hint) == ("so it is", "do this")
@@ -300,7 +300,7 @@ def test_as_a_condition_the_hint_follows_the_message() -> None:
     assert condition.since_s == 5.0
 
 
-def test_hardly_anything_is_needed() -> None:
+def test_almost_empty_objects_are_accepted() -> None:
     assert find_blockers({}, [], []) == []
     assert find_blockers({}, [{"metadata": {}}], [{"reason": "Odd"}]) == []
 
@@ -308,7 +308,7 @@ def test_hardly_anything_is_needed() -> None:
 def _job(name: str, container: dict[str, Any], **pod: Any) -> dict[str, Any]:
     labels = {"windlass.dev/job": name}
     command = ["python3", "-c", "pass"]
-    resources = {"limits": {"memory": "64Mi"}}  # a quota requires every pod to set it
+    resources = {"limits": {"memory": "64Mi"}}  # a quota requires this of every pod
     ours = {
         "name": "windlass",
         "image": IMAGE,
@@ -359,7 +359,7 @@ def _look(api: Api, name: str) -> list[Blocker]:
 
 
 @pytest.mark.cluster
-def test_a_real_cluster_shows_the_same() -> None:
+def test_real_cluster_shows_the_same_blocker() -> None:
     quota = {"metadata": {"name": "team"}, "spec": {"hard": {"limits.memory": "800Gi"}}}
     with new_namespace() as api:
         api.create(RESOURCE_QUOTAS, quota)

@@ -1,4 +1,4 @@
-"""A job's certificates: who they let in, for how long, and that nobody can make another."""
+"""A job's certificates: their roles, their validity, and that no further ones can be issued."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def extension(certificate, kind):
     return certificate.extensions.get_extension_for_class(kind)
 
 
-def test_files_and_nothing_else():
+def test_exactly_the_expected_files_are_made():
     assert sorted(make()) == ["ca.crt", "client.crt", "client.key", "node.crt", "node.key"]
 
 
-def test_the_key_of_the_ca_is_nowhere():
+def test_key_of_the_ca_is_in_no_file():
     files = make()
     ca = load(files, "ca.crt").public_key()
     keys = [load_pem_private_key(files[f"{role}.key"], None) for role in ("node", "client")]
@@ -44,7 +44,7 @@ def test_the_key_of_the_ca_is_nowhere():
         assert load(files, f"{role}.crt").public_key() == key.public_key()
 
 
-def test_each_job_has_keys_of_its_own():
+def test_each_job_has_its_own_keys():
     first, second = make(), make()
     assert all(first[name] != second[name] for name in first)
 
@@ -56,7 +56,7 @@ def test_times(name):
     assert certificate.not_valid_after_utc.timestamp() == int(NOW_S + 30 * DAY_S)
 
 
-def test_the_ca_signs_leaves_only():
+def test_ca_cannot_sign_other_cas():
     files = make()
     ca = load(files, "ca.crt")
     limits = extension(ca, x509.BasicConstraints)
@@ -83,7 +83,7 @@ def test_roles():
     assert set(extension(client, x509.ExtendedKeyUsage).value) == {uses.CLIENT_AUTH}
 
 
-def test_key_identifiers_lead_to_the_ca():
+def test_key_identifiers_match_the_ca():
     files = make()
     ca = extension(load(files, "ca.crt"), x509.SubjectKeyIdentifier).value
     for name in ("ca.crt", "node.crt", "client.crt"):
@@ -92,7 +92,7 @@ def test_key_identifiers_lead_to_the_ca():
 
 
 @pytest.mark.parametrize("job_id", ["a", "a" * 63, "1-2"])
-def test_every_valid_id(job_id, tmp_path):
+def test_every_valid_job_id_works(job_id, tmp_path):
     for name, data in make(job_id).items():
         (tmp_path / name).write_bytes(data)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -102,21 +102,21 @@ def test_every_valid_id(job_id, tmp_path):
 
 
 @pytest.mark.parametrize("job_id", ["", "a" * 64, "A", "a.b", "-a", "a-", "a/client", "a\n", "ä"])
-def test_an_id_that_is_no_name_is_refused(job_id):
+def test_invalid_job_id_is_refused(job_id):
     with pytest.raises(SpecError, match="cannot be part of a host name") as caught:
         make(job_id)
     assert "63" in caught.value.hint
 
 
 @pytest.mark.parametrize("valid_s", [0, -1, float("nan"), float("inf"), 1e15])
-def test_a_span_that_is_none_is_refused(valid_s):
+def test_invalid_validity_is_refused(valid_s):
     with pytest.raises(SpecError, match="cannot be valid for") as caught:
         make(valid_s=valid_s)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("valid_s", [1, 60 * 365 * DAY_S])
-def test_short_and_long_spans(valid_s):
+def test_short_and_long_validity(valid_s):
     assert load(make(valid_s=valid_s), "ca.crt").not_valid_after_utc.timestamp() == int(
         NOW_S + valid_s
     )
@@ -128,7 +128,7 @@ def test_serial_numbers_differ():
     assert all(a != b for a, b in itertools.combinations(serials, 2))
 
 
-def test_the_library_is_loaded_on_use_only():
+def test_cryptography_is_imported_on_first_use():
     code = "import sys, windlass.engines.cluster.job_secret; print('cryptography' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -1,4 +1,4 @@
-"""The same requests on a real cluster: every verb, a user with few rights, other ways to get there."""
+"""The client's requests on a real cluster: every verb, a user with few rights, and other ways to connect."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def api() -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def pod(api: Api) -> str:
-    """A pod that echoes on port 7000 and runs."""
+    """Yield a running pod that echoes on port 7000."""
     container = {"name": "echo", "image": IMAGE, "command": ["python3", "-c", ECHO]}
     api.create(
         PODS,
@@ -104,7 +104,7 @@ def test_every_verb(api: Api) -> None:
         api.get(CONFIG_MAPS, "b")
 
 
-def test_what_the_server_says_no_to(api: Api) -> None:
+def test_refusals_of_the_server(api: Api) -> None:
     with pytest.raises(Rejected, match="Invalid value"):
         api.create(CONFIG_MAPS, make_map("NOT_A_NAME"))
     quota = {"metadata": {"name": "q"}, "spec": {"hard": {"count/secrets": "0"}}}
@@ -120,7 +120,7 @@ def test_what_the_server_says_no_to(api: Api) -> None:
         api.list(ObjectKind("nobody.example.com/v1", "things", "Thing"))
 
 
-def test_a_watch_sees_what_happens(api: Api) -> None:
+def test_watch_reports_changes(api: Api) -> None:
     stop = threading.Event()
     seen = []
     for kind, thing in api.watch(CONFIG_MAPS, labels="made=watched", stop=stop, timeout_s=30.0):
@@ -149,7 +149,7 @@ def test_lists_come_in_pages(api: Api) -> None:
         api.delete(CONFIG_MAPS, f"page-{index}")
 
 
-def test_a_log(api: Api, pod: str) -> None:
+def test_log(api: Api, pod: str) -> None:
     assert api.read_log(pod) == b"listening\n"
     assert api.read_log(pod, container="echo", limit_bytes=3) == b"lis"
     assert api.read_log(pod, timestamps=True).endswith(b"Z listening\n")
@@ -157,7 +157,7 @@ def test_a_log(api: Api, pod: str) -> None:
         api.read_log(pod, container="nope")
 
 
-def test_a_forward(api: Api, pod: str) -> None:
+def test_forward(api: Api, pod: str) -> None:
     num_bytes = 8 << 20
     with api.forward(pod, 7000) as sock:
         sock.settimeout(20.0)
@@ -173,14 +173,14 @@ def test_a_forward(api: Api, pod: str) -> None:
 
 
 def write_cluster(folder: Path, *, user: dict[str, Any], **cluster: object) -> Path:
-    """A kubeconfig of the cluster the tests have, for another user or another road."""
+    """Write a kubeconfig of the tests' cluster with another user or another connection."""
     here = read_target(environ=os.environ)
     authority = base64.b64encode(here.ca_pem).decode()
     options = {"certificate-authority-data": authority, **cluster}
     return write_kubeconfig(folder, server=here.server, user=user, **options)
 
 
-def test_a_user_with_few_rights(api: Api, pod: str, tmp_path: Path) -> None:
+def test_user_with_few_rights(api: Api, pod: str, tmp_path: Path) -> None:
     token = make_user(api, [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}])
     path = write_cluster(tmp_path, user={"token": token})
     user = connect(namespace=api.namespace, environ={"KUBECONFIG": str(path)})
@@ -196,7 +196,7 @@ def test_a_user_with_few_rights(api: Api, pod: str, tmp_path: Path) -> None:
         user.read_log(pod)
 
 
-def test_as_a_pods_service_account(api: Api, tmp_path: Path) -> None:
+def test_service_account_of_a_pod(api: Api, tmp_path: Path) -> None:
     here = read_target(environ=os.environ)
     token = make_user(api, [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}])
     for name, content in (
@@ -218,7 +218,7 @@ def test_as_a_pods_service_account(api: Api, tmp_path: Path) -> None:
         inside.get(PODS, "echo")
 
 
-def test_a_plugin_logs_in_by_token_and_by_certificate(api: Api, tmp_path: Path) -> None:
+def test_plugin_returns_a_token_or_a_certificate(api: Api, tmp_path: Path) -> None:
     here = read_target(environ=os.environ)
     token = make_user(api, [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}])
     answers = [{"token": token}]
@@ -236,7 +236,7 @@ def test_a_plugin_logs_in_by_token_and_by_certificate(api: Api, tmp_path: Path) 
 
 
 def _admin(here: ClusterTarget) -> dict[str, Any]:
-    """The tests' own user, as a kubeconfig has it."""
+    """Return the tests' own user as a kubeconfig contains it."""
     parts = {
         "token": here.user.token,
         "client-certificate-data": base64.b64encode(here.user.certificate_pem).decode(),
@@ -245,7 +245,7 @@ def _admin(here: ClusterTarget) -> dict[str, Any]:
     return {name: value for name, value in parts.items() if value}
 
 
-def test_an_authority_of_another_cluster(tmp_path: Path) -> None:
+def test_authority_of_another_cluster(tmp_path: Path) -> None:
     here = read_target(environ=os.environ)
     if not here.user.certificate_pem:
         pytest.skip(
@@ -277,7 +277,7 @@ def test_names_in_the_certificate(api: Api, pod: str, tmp_path: Path) -> None:
             assert "tls-server-name" in caught.value.hint
 
 
-def test_unchecked_when_the_kubeconfig_says_so(api: Api, pod: str, tmp_path: Path) -> None:
+def test_insecure_skip_tls_verify(api: Api, pod: str, tmp_path: Path) -> None:
     here = read_target(environ=os.environ)
     path = write_kubeconfig(
         tmp_path, server=here.server, user=_admin(here), **{"insecure-skip-tls-verify": True}
@@ -287,7 +287,7 @@ def test_unchecked_when_the_kubeconfig_says_so(api: Api, pod: str, tmp_path: Pat
     other.forward(pod, 7000).close()
 
 
-def test_through_a_proxy(api: Api, pod: str, tmp_path: Path) -> None:
+def test_proxy(api: Api, pod: str, tmp_path: Path) -> None:
     here = read_target(environ=os.environ)
     asked: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -311,7 +311,7 @@ def test_through_a_proxy(api: Api, pod: str, tmp_path: Path) -> None:
 
 
 def _tunnel(listener: socket.socket, asked: list[str]) -> None:
-    """A proxy: one CONNECT a connection, then bytes both ways."""
+    """Serve as an HTTP proxy: one CONNECT per connection, then bytes in both directions."""
     while True:
         try:
             client, _ = listener.accept()

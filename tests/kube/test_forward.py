@@ -37,7 +37,7 @@ def open_channels(connection: ServerConnection) -> None:
 
 @contextmanager
 def play_node(handle: Callable[[ServerConnection], None]) -> Iterator[str]:
-    """A node that forwards to `handle`; -> the server's address."""
+    """Serve a node that forwards to `handle`, and yield the server's address."""
 
     def opened(connection: ServerConnection) -> None:
         open_channels(connection)
@@ -71,7 +71,7 @@ def read_all(sock: socket.socket) -> bytes:
     return b"".join(iter(lambda: sock.recv(1 << 20), b""))
 
 
-def test_bytes_go_there_and_back(tmp_path: Path) -> None:
+def test_bytes_are_forwarded_both_ways(tmp_path: Path) -> None:
     with play_node(echo) as url, connect_to(url, tmp_path).forward("a", 7000) as sock:
         sock.settimeout(10.0)
         for size in (1, 2, 200, 65_536):
@@ -79,15 +79,15 @@ def test_bytes_go_there_and_back(tmp_path: Path) -> None:
             assert read_exactly(sock, size) == b"x" * size
 
 
-def test_the_pods_end_is_our_end(tmp_path: Path) -> None:
-    def say_and_leave(connection: ServerConnection) -> None:
+def test_socket_ends_when_the_pod_closes(tmp_path: Path) -> None:
+    def send_and_close(connection: ServerConnection) -> None:
         connection.send(b"\0last words")
 
-    with play_node(say_and_leave) as url, connect_to(url, tmp_path).forward("a", 7000) as sock:
+    with play_node(send_and_close) as url, connect_to(url, tmp_path).forward("a", 7000) as sock:
         assert read_all(sock) == b"last words"
 
 
-def test_our_end_is_the_pods_end(tmp_path: Path) -> None:
+def test_pod_sees_our_close(tmp_path: Path) -> None:
     got: list[bytes] = []
     done = threading.Event()
 
@@ -103,7 +103,7 @@ def test_our_end_is_the_pods_end(tmp_path: Path) -> None:
     assert b"".join(got) == b"bye"
 
 
-def test_what_was_sent_before_the_end_arrives(tmp_path: Path) -> None:
+def test_data_sent_before_close_arrives(tmp_path: Path) -> None:
     num_bytes = 5 << 20
     got: list[int] = []
     go, done = threading.Event(), threading.Event()
@@ -127,7 +127,7 @@ def test_what_was_sent_before_the_end_arrives(tmp_path: Path) -> None:
     assert sum(got) == num_bytes
 
 
-def test_a_half_closed_socket_still_reads(tmp_path: Path) -> None:
+def test_half_closed_socket_can_still_read(tmp_path: Path) -> None:
     asked = threading.Event()
 
     def answer_late(connection: ServerConnection) -> None:
@@ -142,20 +142,20 @@ def test_a_half_closed_socket_still_reads(tmp_path: Path) -> None:
         assert read_all(sock) == b"answer"
 
 
-def test_a_refused_port_is_an_end_and_a_line_in_the_log(
+def test_refused_port_closes_the_socket_and_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def complain(connection: ServerConnection) -> None:
+    def refuse_port(connection: ServerConnection) -> None:
         connection.send(b"\1connect: connection refused")
         connection.recv(10.0)
 
     caplog.set_level(logging.INFO, "windlass.kube.client.forward")
-    with play_node(complain) as url, connect_to(url, tmp_path).forward("a", 7000) as sock:
+    with play_node(refuse_port) as url, connect_to(url, tmp_path).forward("a", 7000) as sock:
         assert read_all(sock) == b""
     assert "forward a port of pods/a in namespace space: connect: connection refused" in caplog.text
 
 
-def test_a_slow_reader_slows_the_pod_down(tmp_path: Path) -> None:
+def test_slow_reader_throttles_the_pod(tmp_path: Path) -> None:
     sent = []
     block = b"\0" + bytes(range(256)) * 256
 
@@ -174,7 +174,7 @@ def test_a_slow_reader_slows_the_pod_down(tmp_path: Path) -> None:
     )
 
 
-def test_a_slow_pod_slows_the_writer_down(tmp_path: Path) -> None:
+def test_slow_pod_throttles_the_writer(tmp_path: Path) -> None:
     go, done = threading.Event(), threading.Event()
     got, sent = [], []
 
@@ -202,7 +202,7 @@ def test_a_slow_pod_slows_the_writer_down(tmp_path: Path) -> None:
 
 
 def _wait_until_stuck(read: Callable[[], int]) -> int:
-    """How far it came before it stopped moving for half a second."""
+    """Return the value that `read` had kept for half a second."""
     seen, num_same = -1, 0
     ticks = threading.Event()
     while num_same < 5:
@@ -220,7 +220,7 @@ def _wait_until_stuck(read: Callable[[], int]) -> int:
         (500, "InternalError", "pod is not running", ClusterError),
     ],
 )
-def test_a_refusal_is_told_at_once(
+def test_refused_forward_raises_immediately(
     tmp_path: Path, status: int, reason: str, text: str, kind: type[ClusterError]
 ) -> None:
     with serve(refuse(status, reason, text)) as server, pytest.raises(kind, match=text):
@@ -229,7 +229,7 @@ def test_a_refusal_is_told_at_once(
     assert server.seen[0].params == {"ports": "7000"}
 
 
-def test_a_login_goes_with_it(tmp_path: Path) -> None:
+def test_forward_sends_the_token(tmp_path: Path) -> None:
     seen = []
 
     def note(_: ServerConnection, request: Request) -> Response:
@@ -247,14 +247,14 @@ def test_a_login_goes_with_it(tmp_path: Path) -> None:
     assert seen == ["Bearer mine"]
 
 
-def test_silence_ends_at_the_deadline(tmp_path: Path) -> None:
+def test_silent_server_times_out(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         api = connect_to(f"http://127.0.0.1:{mute.getsockname()[1]}", tmp_path)
         with pytest.raises(Unreachable, match=r"no answer within 0\.3 s"):
             api.forward("a", 7000, timeout_s=0.3)
 
 
-def test_it_does_not_keep_the_interpreter_alive(tmp_path: Path) -> None:
+def test_forward_does_not_keep_the_interpreter_alive(tmp_path: Path) -> None:
     with play_node(echo) as url:
         connect_to(url, tmp_path)
         code = (
@@ -271,7 +271,7 @@ def test_it_does_not_keep_the_interpreter_alive(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "x\n", "")
 
 
-def test_its_thread_ends_with_it(tmp_path: Path) -> None:
+def test_thread_ends_with_the_socket(tmp_path: Path) -> None:
     def count() -> int:
         return sum(thread.name.startswith("windlass-forward") for thread in threading.enumerate())
 
@@ -291,7 +291,7 @@ def open_stream(url: str, tmp_path: Path) -> contextlib.closing[PodStream]:
     return contextlib.closing(connect_to(url, tmp_path).open_stream("a", 7000))
 
 
-def test_a_stream_carries_bytes_there_and_back(tmp_path: Path) -> None:
+def test_stream_forwards_bytes_both_ways(tmp_path: Path) -> None:
     with play_node(echo) as url, open_stream(url, tmp_path) as stream:
         stream.settimeout(10.0)
         for size in (1, 200, 65_536):
@@ -302,18 +302,18 @@ def test_a_stream_carries_bytes_there_and_back(tmp_path: Path) -> None:
             assert got == b"x" * size
 
 
-def test_a_stream_never_hides_data_from_a_poll(tmp_path: Path) -> None:
-    """Once `recv` found nothing, whatever comes makes the socket readable; before, `pending` tells."""
+def test_stream_with_data_is_pending_or_readable(tmp_path: Path) -> None:
+    """Buffered data shows in `pending`. After a `recv` without data, new data makes the socket readable."""
     go = threading.Event()
 
-    def say_twice(connection: ServerConnection) -> None:
+    def send_twice(connection: ServerConnection) -> None:
         connection.send(b"\0one")
-        connection.ping()  # makes the socket readable, and is no data
+        connection.ping()  # makes the socket readable, but is not data
         go.wait(10.0)
         connection.send(b"\0two")
         connection.recv(10.0)
 
-    with play_node(say_twice) as url, open_stream(url, tmp_path) as stream:
+    with play_node(send_twice) as url, open_stream(url, tmp_path) as stream:
         stream.settimeout(10.0)
         assert stream.recv(1) == b"o"
         assert stream.pending()
@@ -330,22 +330,20 @@ def test_a_stream_never_hides_data_from_a_poll(tmp_path: Path) -> None:
         assert stream.recv(10) == b"two"
 
 
-def test_a_stream_ends_when_the_pod_refuses(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def complain(connection: ServerConnection) -> None:
+def test_stream_ends_when_the_pod_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse_port(connection: ServerConnection) -> None:
         connection.send(b"\1connect: connection refused")
         connection.recv(10.0)
 
     caplog.set_level(logging.INFO, "windlass.kube.client.forward")
-    with play_node(complain) as url, open_stream(url, tmp_path) as stream:
+    with play_node(refuse_port) as url, open_stream(url, tmp_path) as stream:
         stream.settimeout(10.0)
         assert stream.recv(10) == b""
         assert stream.recv(10) == b""
     assert "forward a port of pods/a in namespace space: connect: connection refused" in caplog.text
 
 
-def test_a_stream_that_was_closed_has_ended(tmp_path: Path) -> None:
+def test_closed_stream_is_at_its_end(tmp_path: Path) -> None:
     with play_node(echo) as url:
         stream = connect_to(url, tmp_path).open_stream("a", 7000)
         stream.close()

@@ -1,4 +1,4 @@
-"""What a cluster has, from what may be read."""
+"""Inventory of a cluster, from the objects that the user may read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _pod(node: str, gpus: str, phase: str = "Running") -> Any:
     return {"spec": {"nodeName": node, "containers": [container]}, "status": {"phase": phase}}
 
 
-def test_gpus_that_no_pod_has_asked_for() -> None:
+def test_free_gpus() -> None:
     nodes = [
         _node("a"),
         _node("b"),
@@ -81,7 +81,7 @@ def test_operators_and_their_versions() -> None:
     ("provisioner", "shared"),
     [("nfs.csi.k8s.io", True), ("ebs.csi.aws.com", False), ("who/knows", None)],
 )
-def test_volumes_for_many_nodes(provisioner: str, shared: bool | None) -> None:
+def test_storage_classes_for_many_nodes(provisioner: str, shared: bool | None) -> None:
     assert shares_volumes(provisioner) is shared
 
 
@@ -92,7 +92,7 @@ def test_the_default_class() -> None:
     assert find_default_class([]) is None
 
 
-def test_rules_of_the_network() -> None:
+def test_network_policies() -> None:
     assert find_enforcer(["kube-proxy", "calico-node"]) == "calico"
     assert find_enforcer(["kube-proxy"]) == ""
     assert describe_policies([]) == "no policy in the namespace"

@@ -1,4 +1,4 @@
-"""Files of a job that are cut over several Secrets, and joined again before the agent starts."""
+"""Files of a job that are split over several Secrets, and joined again before the agent starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from windlass.kube.objects.manifests import (
     make_secret,
 )
 
-MAX_ANNOTATIONS = 262_144  # what the API server allows for all annotations of an object
+MAX_ANNOTATIONS = 262_144  # limit of the API server for all annotations of an object
 
 
 def test_files_fill_as_few_secrets_as_possible():
@@ -34,12 +34,12 @@ def test_a_pod_joins_the_pieces_and_starts_the_agent(tmp_path, most_bytes):
     source, target = tmp_path / "parts", tmp_path / "job" / "files"
     source.mkdir()
     (tmp_path / "job").mkdir()
-    (source / "..data").mkdir()  # as the kubelet has it
+    (source / "..data").mkdir()  # the layout that the kubelet creates
     for part in cut_files(files, most_bytes):
         for name, piece in part.items():
             (source / name).write_bytes(piece)
     command = [sys.executable, "-I", "-S", "-c", JOIN, str(source), str(target)]
-    for _ in range(2):  # a container that is started again finds the files of the last one
+    for _ in range(2):  # a restarted container finds the files of the last one
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.stdout == f"{__file__} ['pod'] 1 1\n", done.stderr
         assert {path.name: path.read_bytes() for path in target.iterdir()} == files

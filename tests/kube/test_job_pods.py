@@ -1,4 +1,4 @@
-"""Pods as records: moments and endings, from what a real cluster showed."""
+"""Records of pods: their moments and endings, derived from recordings of a real cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_times() -> None:
     assert read_time(None) is None
 
 
-def test_those_that_died_in_the_order_of_their_ends() -> None:
+def test_dead_pods_are_ordered_by_their_end() -> None:
     assert [pod.name for pod in read_dead_pods(load("crash").pods)] == [
         "crash-0-t2dwb",
         "crash-1-mzx6d",
@@ -28,7 +28,7 @@ def test_those_that_died_in_the_order_of_their_ends() -> None:
     ]
 
 
-def test_one_that_ended_well_is_none_of_them() -> None:
+def test_successful_pods_are_not_dead_pods() -> None:
     seen = load("good")
     assert read_dead_pods(seen.pods, seen.events) == ()
     endings = [read_ending(pod) for pod in seen.pods]
@@ -59,7 +59,7 @@ def test_endings(name: str, reason: str, kind: FailureKind, words: str) -> None:
         assert f"pod {pod.name} on node {nodes[pod.name]} " in pod.ending.message
 
 
-def test_a_pod_that_is_gone_is_known_from_its_events() -> None:
+def test_deleted_pod_is_known_from_its_events() -> None:
     seen = load("preempted")
     (dead,) = read_dead_pods(seen.pods, seen.events)
     assert (dead.index, dead.name, dead.created_s) == (1, "gpu-taken-1-pmhhc", None)
@@ -86,7 +86,7 @@ def _terminated(**fields: Any) -> list[dict[str, Any]]:
         ("SomethingNew", "NodeStopped"),
     ],
 )
-def test_a_disruption_tells_more_than_an_exit_code(disruption: str, reason: str) -> None:
+def test_disruption_takes_precedence_over_the_exit_code(disruption: str, reason: str) -> None:
     condition = {"type": "DisruptionTarget", "status": "True", "reason": disruption}
     killed = _terminated(exitCode=137, reason="Error")
     ending = _ended(phase="Failed", conditions=[condition], containerStatuses=killed)
@@ -118,7 +118,7 @@ def test_other_endings() -> None:
     assert ending.reason == "Deleted"
 
 
-def test_the_timeline_is_that_of_the_last_needed_pod() -> None:
+def test_timeline_follows_the_last_needed_pod() -> None:
     seen = load("good")
     moments = timeline(seen.pods, num_nodes=2)
     assert [moment.name for moment in moments] == ["queued", "scheduled", "image", "container"]
@@ -127,7 +127,7 @@ def test_the_timeline_is_that_of_the_last_needed_pod() -> None:
     assert times[-1] == max(started_s(pod) or 0.0 for pod in seen.pods)
 
 
-def test_a_moment_that_a_node_has_not_passed_is_left_out() -> None:
+def test_moments_in_the_future_are_left_out() -> None:
     taken = load("gpu-taken")
     assert [m.name for m in timeline(taken.pods, num_nodes=4)] == ["queued"]
     quota = load("quota")
@@ -135,7 +135,7 @@ def test_a_moment_that_a_node_has_not_passed_is_left_out() -> None:
     assert timeline([]) == []
 
 
-def test_a_node_that_lost_its_pod_keeps_its_first_times() -> None:
+def test_node_with_a_replaced_pod_keeps_its_first_times() -> None:
     seen = load("crash")
     first = [
         pod for pod in seen.pods if pod["metadata"]["name"] in ("crash-0-t2dwb", "crash-1-mzx6d")
@@ -143,8 +143,8 @@ def test_a_node_that_lost_its_pod_keeps_its_first_times() -> None:
     assert timeline(seen.pods) == timeline(first)
 
 
-def test_pods_that_were_made_after_all_nodes_had_joined_have_no_moments() -> None:
-    """The pods before them are gone, and with them the times of the first attempt."""
+def test_pods_created_after_all_nodes_joined_are_ignored() -> None:
+    """The first pods are gone by then, and the times of the first attempt with them."""
     seen = load("good")
     moments = timeline(seen.pods, num_nodes=2)
     joined_at_s = moments[-1].at_s + 1
@@ -152,19 +152,19 @@ def test_pods_that_were_made_after_all_nodes_had_joined_have_no_moments() -> Non
     assert timeline(seen.pods, num_nodes=2, joined_at_s=moments[0].at_s - 60) == []
 
 
-def test_pods_that_bear_no_index_are_known_by_what_was_told_of_them_also_later() -> None:
-    told: dict[str, int] = {}
+def test_pods_without_an_index_use_the_reported_ones() -> None:
+    reported: dict[str, int] = {}
     head = {"metadata": {"name": "a-head"}}
     worker = {"metadata": {"name": "a-worker-x2x3x"}}
     own = PodIndexes(of_pod=lambda pod: 0 if pod is head else None, of_name=lambda _name: None)
-    indexes = own.or_else(told)
+    indexes = own.or_else(reported)
     assert (indexes.of_pod(head), indexes.of_pod(worker)) == (0, None)
-    told |= {"a-worker-x2x3x": 2, "a-head": 7}
+    reported |= {"a-worker-x2x3x": 2, "a-head": 7}
     assert (indexes.of_pod(head), indexes.of_pod(worker)) == (0, 2)
     assert (indexes.of_name("a-worker-x2x3x"), indexes.of_name("other")) == (2, None)
 
 
-def test_the_container_whose_lines_are_a_jobs() -> None:
+def test_log_container() -> None:
     pod = {"spec": {"containers": [{"name": "worker"}, {"name": "pytorch"}]}}
     assert log_container_of(pod, "pytorch") == "pytorch"
     assert log_container_of(pod, "windlass") == "worker"

@@ -1,4 +1,4 @@
-"""Which cluster is meant: kubeconfigs, contexts, the pod's own account; and what is said of broken ones."""
+"""Selection of the cluster: kubeconfigs, contexts and a pod's own account, and errors for broken files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read(*paths: Path, **options: Any) -> ClusterTarget:
     )
 
 
-def test_several_files_are_one_and_the_first_wins(tmp_path: Path) -> None:
+def test_several_files_are_merged_and_the_first_wins(tmp_path: Path) -> None:
     first = write(
         tmp_path / "1" / "config",
         contexts=[make_context("one", namespace="n1")],
@@ -56,7 +56,7 @@ def test_several_files_are_one_and_the_first_wins(tmp_path: Path) -> None:
     assert read(first, second, context="one", namespace="mine").namespace == "mine"
 
 
-def test_home_is_the_last_place(tmp_path: Path) -> None:
+def test_home_is_searched_last(tmp_path: Path) -> None:
     write(
         tmp_path / ".kube" / "config",
         **{"current-context": "x"},
@@ -67,7 +67,7 @@ def test_home_is_the_last_place(tmp_path: Path) -> None:
     assert read_target(environ={"HOME": str(tmp_path)}).context == "x"
 
 
-def test_yaml_with_files_beside_it(tmp_path: Path) -> None:
+def test_yaml_with_relative_paths(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_bytes(b"authority")
     path = tmp_path / "config"
     path.write_text(
@@ -170,7 +170,7 @@ def test_a_broken_kubeconfig_is_explained(tmp_path: Path, text: str, says: str) 
 
 
 @pytest.mark.parametrize("part", ["certificate-authority-data", "client-certificate-data"])
-def test_certificates_that_are_none(tmp_path: Path, part: str) -> None:
+def test_invalid_certificates(tmp_path: Path, part: str) -> None:
     garbage = base64.b64encode(b"no certificate").decode()
     is_ca = part.startswith("certificate-authority")
     path = write_kubeconfig(
@@ -194,17 +194,17 @@ def test_certificates_that_are_none(tmp_path: Path, part: str) -> None:
         ({"HTTP_PROXY": "http://p:1"}, ""),
     ],
 )
-def test_the_proxy_of_the_environment(tmp_path: Path, environ: dict[str, str], proxy: str) -> None:
+def test_proxy_from_the_environment(tmp_path: Path, environ: dict[str, str], proxy: str) -> None:
     target = read(write_kubeconfig(tmp_path, server="https://api.example.com:6443"))
     assert find_proxy(target, environ) == proxy
 
 
-def test_a_network_without_proxy(tmp_path: Path) -> None:
+def test_no_proxy_for_a_network(tmp_path: Path) -> None:
     target = read(write_kubeconfig(tmp_path, server="https://10.1.2.3:6443"))
     assert find_proxy(target, {"HTTPS_PROXY": "p:1", "NO_PROXY": "10.0.0.0/8"}) == ""
 
 
-def test_another_kind_of_proxy_is_refused(tmp_path: Path) -> None:
+def test_unsupported_kind_of_proxy_is_refused(tmp_path: Path) -> None:
     path = write_kubeconfig(tmp_path, server="https://a:1", **{"proxy-url": "socks5://me:pw@p:1"})
     with pytest.raises(ConfigError, match=r"socks5://p:1 is neither") as caught:
         connect(environ={"KUBECONFIG": str(path)})

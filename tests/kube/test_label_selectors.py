@@ -1,4 +1,4 @@
-"""Label selectors as Kubernetes reads them."""
+"""Label selectors with the semantics of Kubernetes."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ LABELS = {"app": "train", "team": "a"}
         ),
     ],
 )
-def test_an_object_is_meant_or_not(selector, is_meant):
+def test_selector_matches(selector, is_meant):
     assert selects(selector, LABELS) == is_meant

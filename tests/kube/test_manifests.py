@@ -1,4 +1,7 @@
-"""Objects of a job: golden, owned, and taken by a real API server, also under restricted Pod Security."""
+"""Objects of a job: compared with golden files, owned by the job, and accepted by a real API server.
+
+The API server's namespace has restricted Pod Security.
+"""
 
 from __future__ import annotations
 
@@ -37,21 +40,21 @@ DIALECTS = [KUBERNETES, MONARCHMESH, PYTORCHJOB, RAYCLUSTER, TRAINJOB]
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 @pytest.mark.parametrize("name", PLANS)
-def test_rendered_objects_are_these(dialect, name):
+def test_rendered_objects_match_the_golden_files(dialect, name):
     source = SHIPPED[RUNTIME]
     documents = render_documents(dialect, PLANS[name], FILES, submit="s1", source=source)
     check_golden(f"{dialect.name}/{name}.yaml", documents)
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_rendering_changes_nothing_it_was_given(name):
+def test_rendering_does_not_change_its_arguments(name):
     before = copy.deepcopy(PLANS[name])
     first = render_documents(KUBERNETES, PLANS[name], FILES)
     assert render_documents(KUBERNETES, PLANS[name], FILES) == first
     assert PLANS[name] == before
 
 
-def test_a_job_is_made_suspended_and_owns_all_others():
+def test_job_is_created_suspended_and_owns_all_other_objects():
     plan = PLANS["all"]
     job = make_job(plan, files=FILES.names, submit="s1")
     assert job["spec"]["suspend"] is True
@@ -69,20 +72,20 @@ def test_a_job_is_made_suspended_and_owns_all_others():
         assert owned["metadata"]["labels"][names.LABEL_JOB] == plan.job_id
 
 
-def test_pods_of_a_job_reach_each_other_at_every_port_and_nobody_else_does():
-    """So that the ports of a framework's own, such as Ray's, need not be named."""
+def test_policy_allows_only_pods_of_the_same_job_at_every_port():
+    """All ports are open inside a job, so the ports of frameworks such as Ray need not be listed."""
     [rule] = manifests.make_policy(PLANS["two"], with_egress=False)["spec"]["ingress"]
     assert rule == {"from": [{"podSelector": {"matchLabels": {names.LABEL_JOB: "train-ab2cd"}}}]}
 
 
-def test_an_export_has_no_owners_and_the_job_last():
+def test_export_has_no_owners_and_the_job_last():
     documents = render_documents(KUBERNETES, PLANS["two"], FILES)
     assert documents[-1]["kind"] == "Job"
     assert documents[-1]["spec"]["suspend"] is False
     assert not [d for d in documents if "ownerReferences" in d["metadata"]]
 
 
-def test_the_budget_of_lost_nodes_is_the_jobs():
+def test_job_has_the_budget_of_lost_nodes():
     spec = make_job(make_pod_plan(node_restarts=7, nodes=2), files=FILES.names)["spec"]
     assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (7, 0)
     assert (spec["completions"], spec["parallelism"]) == (2, 2)
@@ -90,14 +93,14 @@ def test_the_budget_of_lost_nodes_is_the_jobs():
     assert "activeDeadlineSeconds" not in spec
 
 
-def test_the_deadline_of_the_cluster_is_only_a_backstop():
+def test_active_deadline_exceeds_the_timeout_by_a_day():
     spec = make_job(make_pod_plan(timeout_s=90.5), files=FILES.names)["spec"]
     assert spec["activeDeadlineSeconds"] > 86400
     far = make_job(make_pod_plan(timeout_s=1e12), files=FILES.names)["spec"]
     assert far["activeDeadlineSeconds"] < 1 << 31
 
 
-def test_the_secret_holds_the_files_and_the_pods_do_not_see_the_clients():
+def test_pods_do_not_mount_the_client_certificate():
     secret = manifests.make_secret(PLANS["one"], {"a.txt": b"\0\xff"})
     assert base64.b64decode(secret["data"]["a.txt"]) == b"\0\xff"
     template = make_job(PLANS["one"], files=FILES.names)["spec"]["template"]
@@ -107,13 +110,13 @@ def test_the_secret_holds_the_files_and_the_pods_do_not_see_the_clients():
     ]
 
 
-def test_going_out_is_only_spoken_of_when_asked():
+def test_policy_has_egress_rules_only_on_request():
     assert "egress" not in manifests.make_policy(PLANS["one"], with_egress=False)["spec"]
     egress = manifests.make_policy(PLANS["one"], with_egress=True)["spec"]["egress"]
     assert {port["port"] for port in egress[1]["ports"]} == {53}
 
 
-def test_others_come_in_only_by_a_port_that_was_opened():
+def test_other_pods_reach_only_open_ports():
     plan = PLANS["one"]
     closed = manifests.make_policy(plan, with_egress=False)["spec"]["ingress"]
     open_plan = replace(plan, pod=replace(plan.pod, open_ports=(26600,)))
@@ -134,14 +137,14 @@ def test_others_come_in_only_by_a_port_that_was_opened():
         (1, "new:1Gi:/a:RWX:fast", "ReadWriteMany"),
     ],
 )
-def test_claims_can_be_written_by_all_nodes_unless_asked_otherwise(nodes, volume, mode):
+def test_access_modes_of_claims(nodes, volume, mode):
     plan = make_pod_plan(nodes=nodes, volumes=(read_volume(volume),))
     (claim,) = manifests.make_claims(plan)
     assert claim["spec"]["accessModes"] == [mode]
     assert claim["metadata"]["name"] == "train-ab2cd-a"
 
 
-def test_a_plan_without_pods_is_refused():
+def test_plan_without_pods_is_refused():
     spec = JobSpec(work=Script(path="a.py"))
     plan = make_plan(spec, job_id="a-1", now_s=0, facts=Facts(environ={}))
     with pytest.raises(SpecError, match="has no pod spec"):
@@ -150,7 +153,7 @@ def test_a_plan_without_pods_is_refused():
 
 @pytest.fixture(scope="module")
 def namespace() -> Iterator[str]:
-    """A namespace with restricted Pod Security, in which nothing is ever really made."""
+    """Yield a namespace with restricted Pod Security for server-side dry runs."""
     name = f"windlass-render-{uuid.uuid4().hex[:8]}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     made = {
@@ -174,7 +177,7 @@ def kubectl(*words: str, given: list[dict] | None = None) -> str:
     return done.stdout + done.stderr
 
 
-# An object whose runtime must be there first is refused by its operator: its own tests submit it.
+# An operator refuses an object whose runtime does not exist, so its own tests submit that one.
 ALONE = [dialect for dialect in DIALECTS if dialect.prerequisite is None]
 
 
@@ -182,7 +185,7 @@ ALONE = [dialect for dialect in DIALECTS if dialect.prerequisite is None]
 @pytest.mark.parametrize("dialect", ALONE, ids=lambda dialect: dialect.name)
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("with_egress", [False, True])
-def test_the_api_server_takes_it(namespace, dialect, name, with_egress):
+def test_api_server_accepts_every_object(namespace, dialect, name, with_egress):
     documents = render_documents(dialect, PLANS[name], FILES, submit="s1", with_egress=with_egress)
     said = kubectl(
         *("apply", "-n", namespace, "--server-side", "--dry-run=server", "--validate=strict"),
@@ -190,12 +193,12 @@ def test_the_api_server_takes_it(namespace, dialect, name, with_egress):
         given=documents,
     )
     assert said.count("serverside-applied (server dry run)") == len(documents)
-    assert "Warning" not in said  # restricted Pod Security warns of templates
+    assert "Warning" not in said  # restricted Pod Security warns about templates
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", ["one", "two", "image-user"])
-def test_its_pods_are_let_in_under_restricted_pod_security(namespace, name):
+def test_pods_are_admitted_under_restricted_pod_security(namespace, name):
     template = make_job(PLANS[name], files=FILES.names)["spec"]["template"]
     metadata = {**template["metadata"], "name": "pod"}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}

@@ -1,4 +1,4 @@
-"""Names and labels: valid whatever a user calls a job, and never twice the same for two volumes."""
+"""Names and labels: valid for any job name, and unique among the volumes of a job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 def test_names_made_from_an_id_are_valid(job_id):
     for name in (headless_name(job_id), lead_name(job_id)):
         assert DNS_1035.fullmatch(name)
-    assert len(f"{job_id}-{99999}") <= 63  # a pod's host name
+    assert len(f"{job_id}-{99999}") <= 63  # also a pod's host name
 
 
 @given(st.text())
@@ -45,7 +45,7 @@ def test_any_text_is_a_name_or_nothing(text, most):
     assert not name or (DNS_1035.fullmatch(name) and len(name) <= most)
 
 
-def test_names_read_like_what_they_were():
+def test_names_resemble_the_original():
     assert object_name("Mein Größter Lauf", 50) == "mein-groter-lauf"
     assert object_name("3D", 50) == "job-3d"
     assert label_value("my run / 2") == "my-run-2"
@@ -56,7 +56,7 @@ paths = st.text("ab-_/.", min_size=1, max_size=60).map(lambda text: f"/{text}")
 
 @settings(deadline=None)
 @given(st.lists(paths, max_size=6, unique=True))
-def test_volumes_have_names_of_their_own(found):
+def test_volume_names_are_unique(found):
     mounts = [EmptyDir(path=path) for path in found]
     named = name_volumes(mounts, ("shm",))
     assert len(set(named)) == len(named)
@@ -66,17 +66,17 @@ def test_volumes_have_names_of_their_own(found):
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", claim_name("a" * 50, name))
 
 
-def test_volumes_are_called_by_their_place():
+def test_volumes_are_named_after_their_path():
     mounts = [EmptyDir(path=path) for path in ("/data", "/mnt/a", "/mnt-a", "/shm")]
     assert name_volumes(mounts, ("shm",)) == ["data", "mnt-a", "mnt-a-2", "shm-2"]
 
 
 @settings(deadline=None)
 @given(st.text(), st.text())
-def test_labels_and_annotations_of_any_work(name, path):
+def test_labels_and_annotations_are_valid_for_any_work(name, path):
     plan = make_pod_plan(name=name, work=Script(path=path))
     for value in make_labels(plan).values():
         assert LABEL.fullmatch(value)
     work = make_annotations(plan, "s")[names.ANNOTATION_WORK]
     assert len(work) <= 1000
-    assert work.encode().decode() == work  # what a lone surrogate would not survive
+    assert work.encode().decode() == work  # would fail with a lone surrogate

@@ -1,4 +1,4 @@
-"""A patch changes what it names and nothing else; null deletes, names decide what is merged."""
+"""Patches of a pod: null deletes a field, lists are merged by name, and all other fields stay unchanged."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_null_deletes():
     assert patched == {"metadata": {"labels": {}}}
 
 
-def test_containers_are_merged_by_name_and_others_come_behind():
+def test_containers_are_merged_by_name_and_new_ones_appended():
     patched = apply_patch(
         TEMPLATE,
         {
@@ -142,7 +142,7 @@ patches = st.dictionaries(st.text("abcdef", min_size=1, max_size=4), free, max_s
 
 @settings(deadline=None)
 @given(patches)
-def test_a_patch_twice_is_a_patch_once_and_changes_nothing_it_was_given(patch):
+def test_patching_is_idempotent_and_does_not_change_its_arguments(patch):
     before = copy.deepcopy((TEMPLATE, patch))
     once = apply_patch(TEMPLATE, patch)
     assert apply_patch(once, patch) == once
@@ -152,7 +152,7 @@ def test_a_patch_twice_is_a_patch_once_and_changes_nothing_it_was_given(patch):
 
 @settings(deadline=None)
 @given(patches)
-def test_a_patch_of_nothing_is_the_patch(patch):
+def test_patch_of_an_empty_object_is_the_patch(patch):
     assert apply_patch({}, patch) == patch
     assert apply_patch(patch, {}) == patch
     assert apply_patch(patch, dict.fromkeys(patch)) == {}
@@ -171,7 +171,7 @@ def test_a_patch_of_nothing_is_the_patch(patch):
     ],
     ids=str,
 )
-def test_it_is_what_kubectl_makes_of_it(patch, tmp_path):
+def test_result_matches_kubectl(patch, tmp_path):
     pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(TEMPLATE)}
     pod["metadata"]["name"] = "x"
     path = tmp_path / "pod.json"
@@ -185,7 +185,7 @@ def test_it_is_what_kubectl_makes_of_it(patch, tmp_path):
 
 
 def _sorted(value):
-    """Lists of named things without their order, which kubectl changes; empty things left out."""
+    """Sort lists of named objects, whose order kubectl changes, and drop empty values."""
     if isinstance(value, dict):
         return {k: s for k, v in value.items() if (s := _sorted(v)) not in ({}, [], None)}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The pod's template: who it runs as, what it is given, where it may go."""
+"""The pod template: its user, its environment, and its placement."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def container_of(**asked):
         ("torch:latest@sha256:00", "IfNotPresent"),
     ],
 )
-def test_a_tag_that_moves_is_looked_up(image, policy):
+def test_moving_tag_is_always_pulled(image, policy):
     assert pull_policy(image) == policy
 
 
-def test_limits_are_requests_unless_less_is_asked_for():
+def test_requests_default_to_the_limits():
     same = container_of(cpus="2", memory="1Gi", gpus=1)["resources"]
     assert (
         same["limits"] == same["requests"] == {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": "1"}
@@ -48,7 +48,7 @@ def test_limits_are_requests_unless_less_is_asked_for():
     assert "resources" not in container_of()
 
 
-def test_workers_have_a_size_of_their_own_and_else_are_like_the_first():
+def test_workers_differ_from_the_first_pod_only_in_size():
     workers = PodSize(cpus="4", memory="2Gi", gpus=1)
     plan = make_pod_plan(nodes=3, cpus="2", requests={"cpus": "1"}, shm="1Gi", workers=workers)
     first, other = (
@@ -66,7 +66,7 @@ def test_workers_have_a_size_of_their_own_and_else_are_like_the_first():
     assert first == other
 
 
-def test_a_size_that_workers_cannot_have_is_refused_at_once():
+def test_invalid_worker_size_is_refused():
     with pytest.raises(SpecError, match="--shm 4Gi is more than --memory 2Gi"):
         make_pod_plan(nodes=2, shm="4Gi", workers=PodSize(memory="2Gi"))
 
@@ -103,7 +103,7 @@ def test_shared_memory_is_half_of_the_memory(asked, shm):
         (None, {"runAsNonRoot": True}),
     ],
 )
-def test_who_it_runs_as(run_as, security):
+def test_security_context(run_as, security):
     spec = spec_of(run_as=run_as)
     found = spec["securityContext"]
     assert found["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -114,22 +114,22 @@ def test_who_it_runs_as(run_as, security):
     assert spec["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_it_has_no_token_and_no_variables_of_other_services():
+def test_pod_has_no_token_and_no_service_variables():
     spec = spec_of()
     assert spec["automountServiceAccountToken"] is False
     assert spec["enableServiceLinks"] is False
 
 
-def test_it_stops_later_than_its_ranks():
+def test_pod_grace_exceeds_the_grace_of_ranks():
     assert spec_of(grace_s=2.5)["terminationGracePeriodSeconds"] == 13
 
 
-def test_a_lost_node_is_given_up_soon():
+def test_pod_leaves_a_lost_node_after_10_s():
     lost = [t for t in spec_of()["tolerations"] if "node.kubernetes.io" in t["key"]]
     assert [toleration["tolerationSeconds"] for toleration in lost] == [10, 10]
 
 
-def test_secrets_are_only_named():
+def test_secrets_are_references():
     asked = ("HF_TOKEN=hf:token", "all", "ssh:/keys")
     spec = spec_of(secrets=tuple(map(read_secret, asked)))
     container = spec["containers"][0]
@@ -140,7 +140,7 @@ def test_secrets_are_only_named():
     assert spec["volumes"][-1]["secret"]["secretName"] == "ssh"
 
 
-def test_the_environment_of_ranks_is_the_agents_matter():
+def test_variables_of_ranks_are_not_in_the_template():
     found = {variable["name"] for variable in container_of(env={"MINE": "x"})["env"]}
     assert "MINE" not in found
     assert {names.POD_IP, names.POD_UID, names.LEAD, names.NODE_FAILURES, "HOME", "USER"} <= found
@@ -155,13 +155,13 @@ def test_the_environment_of_ranks_is_the_agents_matter():
         ("none", 2, 0, 0),
     ],
 )
-def test_how_pods_spread(spread, nodes, soft, hard):
+def test_pods_spread(spread, nodes, soft, hard):
     spec = spec_of(spread=spread, nodes=nodes)
     assert ("topologySpreadConstraints" in spec) == bool(soft)
     assert ("podAntiAffinity" in spec.get("affinity", {})) == bool(hard)
 
 
-def test_pods_may_be_kept_together():
+def test_pods_are_packed():
     affinity = spec_of(pack="rack")["affinity"]["podAffinity"]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
     assert term["topologyKey"] == "rack"
@@ -176,14 +176,14 @@ def test_tolerations():
     ]
 
 
-def test_a_folder_of_the_host():
+def test_host_path_volume():
     volume = read_volume("/mnt/x:/x:ro", allow_host_path=True)
     spec = spec_of(volumes=(volume,))
     assert spec["volumes"][-1] == {"name": "x", "hostPath": {"path": "/mnt/x"}}
     assert spec["containers"][0]["volumeMounts"][-1]["readOnly"] is True
 
 
-def test_a_patch_reaches_any_field():
+def test_patch_can_change_any_field():
     patch = {
         "metadata": {"labels": {"x": "y"}},
         "spec": {"hostNetwork": True, "containers": [{"name": "windlass", "tty": True}]},

@@ -1,4 +1,4 @@
-"""What Kueue says of a Job that it does not let in, in plain words. The sentences are Kueue's own."""
+"""Kueue's reasons for not admitting a Job, explained in plain words. The quoted sentences are Kueue's own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ def ask(said: str = "", **more: Any) -> Blocker:
 @pytest.mark.parametrize(
     ("said", "words", "flag"),
     [
-        (OVER.format("cpu", "f", "8", "1"), "8 cpu in all, but the queue's whole quota is 1", "--cpus"),
+        (
+            OVER.format("cpu", "f", "8", "1"),
+            "8 cpu in all, but the queue's whole quota is 1",
+            "--cpus",
+        ),
         (
             "insufficient quota for memory in flavor f, request > maximum capacity (8Gi > 2Gi)",
             "8Gi memory in all, but the queue's whole quota is 2Gi",
@@ -53,7 +57,7 @@ def ask(said: str = "", **more: Any) -> Blocker:
         ),
     ],
 )
-def test_more_than_the_whole_quota_never_starts(said: str, words: str, flag: str) -> None:
+def test_request_above_the_whole_quota_never_starts(said: str, words: str, flag: str) -> None:
     found = ask(HEAD + said)
     assert (found.reason, found.is_hopeless) == (QUEUE_TOO_SMALL, True)
     assert found.message.startswith('it will never start in the queue "team": ')
@@ -69,13 +73,13 @@ def test_more_than_the_whole_quota_never_starts(said: str, words: str, flag: str
         "something that nobody knows",
     ],
 )
-def test_what_may_start_some_day_waits(said: str) -> None:
+def test_job_waits_if_the_quota_is_only_in_use(said: str) -> None:
     found = ask(HEAD + said)
     assert (found.reason, found.is_hopeless) == (NOT_ADMITTED, False)
     assert found.message == f'it waits in the queue "team": {HEAD}{said}'
 
 
-def test_a_queue_that_is_not_there() -> None:
+def test_missing_queue() -> None:
     found = ask(queues=["b", "a"])
     assert (found.reason, found.is_hopeless) == (QUEUE_MISSING, True)
     assert found.message == 'there is no queue "team" in the job\'s namespace; there are: a, b'
@@ -86,6 +90,6 @@ def test_a_queue_that_is_not_there() -> None:
     assert "Kueue" in none.hint
 
 
-def test_a_queue_that_is_there_or_that_nobody_may_look_for() -> None:
+def test_existing_queue_and_queues_that_may_not_be_listed() -> None:
     assert ask(queues=["team"]).reason == NOT_ADMITTED
     assert ask(queues=None).message == 'it waits in the queue "team"'

@@ -1,4 +1,4 @@
-"""What is kept of a pod is all that is read of it: nothing that is said of recorded ones changes."""
+"""Slimmed objects keep exactly the fields that are read, so diagnoses of the recordings do not change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOISE = {"managedFields": [{"manager": "kubelet"}], "annotations": {"a": "b"}}
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_nothing_that_is_said_of_pods_changes(name: str) -> None:
+def test_diagnoses_of_slim_pods_do_not_change(name: str) -> None:
     seen = load(name)
     slim = [slim_pod(pod) for pod in seen.pods]
     more = {"claims": seen.claims}
@@ -24,7 +24,7 @@ def test_nothing_that_is_said_of_pods_changes(name: str) -> None:
     assert timeline(slim) == timeline(seen.pods)
 
 
-def test_what_nobody_reads_is_gone() -> None:
+def test_unused_fields_are_dropped() -> None:
     pod = {
         "kind": "Pod",
         "metadata": {"name": "a", "uid": "u", "resourceVersion": "7", **NOISE},

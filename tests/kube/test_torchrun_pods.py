@@ -1,4 +1,4 @@
-"""What a pod with torchrun runs, tried in a shell: who it is, where it meets, how it ends."""
+"""The command of a pod with torchrun, run in a shell: its rank, its rendezvous, and how it exits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAYS = "training is finished"
 
 @pytest.fixture
 def pod(tmp_path: Path):
-    """A function that starts the pod's shell, with a torchrun of our own and a folder for its state."""
+    """Return a function that starts the pod's shell with a fake torchrun and a state folder."""
     (tmp_path / "state").mkdir()
     started = []
 
@@ -54,7 +54,8 @@ def pod(tmp_path: Path):
 
     yield start
     for process in started:
-        with contextlib.suppress(ProcessLookupError):  # a container takes all with it when it ends
+        # a container ends all its processes when it exits
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=10)
         process.stdout.close()
@@ -71,7 +72,7 @@ def pod(tmp_path: Path):
     ],
     ids=str,
 )
-def test_who_a_pod_is_and_where_it_meets(pod, env, rank, meeting):
+def test_rank_and_rendezvous_of_a_pod(pod, env, rank, meeting):
     process = pod('echo "$RANK $*"', stays=False, **env)
     out, _ = process.communicate(timeout=20)
     assert process.returncode == 0
@@ -84,36 +85,36 @@ def test_who_a_pod_is_and_where_it_meets(pod, env, rank, meeting):
     assert words.endswith("train.py --lr 0.1")
 
 
-def test_a_meeting_point_of_ones_own(pod):
+def test_given_rendezvous_endpoint(pod):
     out, _ = pod('echo "$*"', stays=False, endpoint="other:1", RANK="0").communicate(timeout=20)
     assert "--rdzv-endpoint=other:1" in out
     assert "is_host" not in out
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_a_failure_is_passed_on(pod, stays):
+def test_exit_code_is_passed_on(pod, stays):
     process = pod("exit 7", stays=stays)
     process.communicate(timeout=20)
     assert process.returncode == 7
 
 
-def test_a_pod_that_is_done_stays_until_it_is_told_to_go(pod, tmp_path):
+def test_finished_pod_stays_until_sigterm(pod, tmp_path):
     process = pod("echo once", stays=True)
     assert process.stdout.readline() == "once\n"
     assert STAYS in process.stdout.readline()
     process.terminate()
     assert process.wait(timeout=20) == 0
     again = pod("echo again", stays=True)
-    assert STAYS in again.stdout.readline()  # and torchrun was not run
+    assert STAYS in again.stdout.readline()  # torchrun was not run again
     again.terminate()
     assert again.wait(timeout=20) == 0
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_signals_reach_torchrun_and_its_end_is_waited_for(pod, tmp_path, stays):
+def test_pod_forwards_signals_and_waits_for_torchrun(pod, tmp_path, stays):
     trapping = f"trap 'echo told; touch {tmp_path}/told; exit 5' TERM\necho up\n"
     process = pod(f"{trapping}while :; do sleep 0.05; done", stays=stays)
     assert process.stdout.readline() == "up\n"
     process.terminate()
-    wait_for((tmp_path / "told").exists, "torchrun was told", 20)
+    wait_for((tmp_path / "told").exists, "torchrun got SIGTERM", 20)
     assert process.wait(timeout=20) == 5

@@ -1,4 +1,4 @@
-"""Watching through everything that ends a connection."""
+"""Watches that survive everything that ends a connection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_lines(*events: tuple[str, Pod], hold: threading.Event | None = None) ->
 
 
 def take(server: ApiServer, folder: Path, num_events: int) -> list[tuple[str, str]]:
-    """The first events, as kind and name; then it is stopped."""
+    """Return the first events as kind and name, then stop the watch."""
     stop = threading.Event()
     found = []
     for kind, pod in connect_to(server.url, folder).watch(
@@ -63,7 +63,7 @@ def test_a_list_then_changes(tmp_path: Path) -> None:
         Answer(lines=(b'{"type": "AD',)),
     ],
 )
-def test_it_goes_on_where_it_was(tmp_path: Path, trouble: Answer) -> None:
+def test_watch_resumes_at_its_version(tmp_path: Path, trouble: Answer) -> None:
     bookmark = ("BOOKMARK", make_pod("", 9))
     with serve(
         make_list(5), make_lines(("ADDED", make_pod("a", 6)), bookmark), trouble,
@@ -74,7 +74,7 @@ def test_it_goes_on_where_it_was(tmp_path: Path, trouble: Answer) -> None:
     assert [seen.params.get("resourceVersion") for seen in server.seen[1:4]] == ["5", "9", "9"]
 
 
-def test_a_server_that_was_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_server_that_was_unavailable(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "windlass.kube.client.watch")
     stop = threading.Event()
     found: list[str] = []
@@ -95,7 +95,7 @@ GONE = {"code": 410, "reason": "Expired", "message": "too old resource version"}
 
 
 @pytest.mark.parametrize("gone", [refuse(410, "Expired", "too old"), make_lines(("ERROR", GONE))])
-def test_a_forgotten_place_is_listed_again(tmp_path: Path, gone: Answer) -> None:
+def test_expired_version_is_listed_again(tmp_path: Path, gone: Answer) -> None:
     with serve(
         make_list(5, "a", "b"), gone, make_list(50, "b", "c"),
         make_lines(("MODIFIED", make_pod("c", 51))),
@@ -108,7 +108,7 @@ def test_a_forgotten_place_is_listed_again(tmp_path: Path, gone: Answer) -> None
     assert server.seen[3].params["resourceVersion"] == "50"
 
 
-def test_stop_ends_an_idle_watch_at_once(tmp_path: Path) -> None:
+def test_stop_ends_an_idle_watch_immediately(tmp_path: Path) -> None:
     hold, stop = threading.Event(), threading.Event()
     with serve(make_list(5), make_lines(hold=hold)) as server:
         watching = connect_to(server.url, tmp_path).watch(PODS, stop=stop)
@@ -121,7 +121,7 @@ def test_stop_ends_an_idle_watch_at_once(tmp_path: Path) -> None:
         hold.set()
 
 
-def test_the_time_is_over(tmp_path: Path) -> None:
+def test_watch_ends_at_its_timeout(tmp_path: Path) -> None:
     hold = threading.Event()
     with serve(make_list(5), make_lines(hold=hold)) as server:
         started_s = time.monotonic()
@@ -139,7 +139,7 @@ def test_a_server_that_ends_each_watch_is_not_hammered(tmp_path: Path) -> None:
     assert 3 <= len(server.seen) < 15
 
 
-def test_a_right_that_was_taken_away_ends_it(tmp_path: Path) -> None:
+def test_revoked_right_ends_the_watch(tmp_path: Path) -> None:
     text = 'pods is forbidden: User "u" cannot watch resource "pods" in API group "" in the namespace "space"'
     with (
         serve(make_list(5), refuse(403, "Forbidden", text)) as server,
@@ -154,7 +154,7 @@ def test_the_first_list_may_fail(tmp_path: Path) -> None:
         next(connect_to("http://127.0.0.1:1", tmp_path, retry_for_s=0.0).watch(PODS, stop=stop))
 
 
-def test_an_error_that_no_patience_cures(tmp_path: Path) -> None:
+def test_permanent_error_ends_the_watch(tmp_path: Path) -> None:
     error = ("ERROR", {"code": 403, "message": "no more"})
     with (
         serve(make_list(5), make_lines(error)) as server,

@@ -1,4 +1,4 @@
-"""Namespaces of a test's own on a real cluster, and users in them who have one Role and nothing else."""
+"""Temporary namespaces on a real cluster, and users in them who have one Role and no other rights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _BINDINGS = ObjectKind("rbac.authorization.k8s.io/v1", "rolebindings", "RoleBind
 
 @contextmanager
 def new_namespace(**labels: str) -> Iterator[Api]:
-    """The admin in a fresh namespace in which pods can be made; deleting it is left to the cluster."""
+    """Yield an admin API in a fresh namespace in which pods can be created.
+
+    The namespace is deleted afterwards, without waiting for it.
+    """
     name = f"windlass-see-{secrets.token_hex(4)}"
     api = connect(namespace=name)
     api.create(NAMESPACES, {"metadata": {"name": name, "labels": labels}})
@@ -36,14 +39,14 @@ def new_namespace(**labels: str) -> Iterator[Api]:
 
 
 def make_user(api: Api, rules: list[dict[str, Any]]) -> str:
-    """A token of a new service account that has these rules in the namespace, and is known to have them."""
+    """Return a token of a new service account with these rules, once the rules are in effect."""
     name = f"user-{secrets.token_hex(3)}"
     api.create(SERVICE_ACCOUNTS, {"metadata": {"name": name}})
     api.create(_ROLES, {"metadata": {"name": name}, "rules": rules})
     subject = {"kind": "ServiceAccount", "name": name, "namespace": api.namespace}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
     api.create(_BINDINGS, {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]})
-    # a Role that was just made is not known to the API server's own caches at once
+    # the API server's caches do not know a new Role immediately
     wait_for(lambda: all(_is_allowed(api, name, rule) for rule in rules), "the rights are had", 30)
     path = SERVICE_ACCOUNTS.path(namespace=api.namespace, name=name, part="token")
     token: str = api.request("POST", path, body={"spec": {}})["status"]["token"]
@@ -71,7 +74,7 @@ def _is_allowed(api: Api, name: str, rule: dict[str, Any]) -> bool:
 
 
 def make_kubeconfig(api: Api, rules: list[dict[str, Any]], folder: Path) -> Path:
-    """A kubeconfig of a new service account that has these rules in the namespace."""
+    """Write a kubeconfig of a new service account that has these rules in the namespace."""
     token = make_user(api, rules)
     here = read_target(environ=os.environ)
     authority = base64.b64encode(here.ca_pem).decode()
