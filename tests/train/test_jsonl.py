@@ -88,5 +88,5 @@ def test_row_contents() -> None:
     assert read_kind({"messages": [], "text": "a"}, str) == "messages"
     with pytest.raises(SpecError, match=r"f:7 has neither a text nor messages: it has 'txt', 'id'"):
         read_kind({"txt": "a", "id": 1}, lambda: "f:7")
-    with pytest.raises(SpecError, match="`text` is a int there"):
+    with pytest.raises(SpecError, match="`text` is a int in this row"):
         read_kind({"text": 3}, lambda: "f:7")

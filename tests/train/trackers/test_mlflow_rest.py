@@ -87,7 +87,7 @@ def test_nan_and_infinity_are_sent_as_protobuf_writes_them(server: ScriptedMlflo
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_transient_failures_raise_os_error(server: ScriptedMlflow, status: int) -> None:
     server.answers = [(status, "busy")]
-    with pytest.raises(ConnectionError, match=f"answers {status}: busy"):
+    with pytest.raises(ConnectionError, match=f"returned {status}: busy"):
         store_of(server).set_status("r", "FINISHED")
 
 
