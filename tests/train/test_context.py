@@ -213,7 +213,7 @@ def test_ranks_of_a_job_on_this_machine(home):
     ["context", *(pytest.param(how, marks=pytest.mark.long) for how in ("unnamed", "handler"))],
 )
 def test_rank_that_ends_right_after_an_exchange_exits_cleanly(how, tmp_path):
-    """The communication threads of torch get time to finish. With torch alone, a third of such ranks abort."""
+    """Communication threads of torch get time to finish. With torch alone, a third of such ranks abort."""
     script = Path(__file__).with_name("late_exchange.py")
     line = [sys.executable, str(script), how, "6"]
     ran = subprocess.run(line, capture_output=True, text=True, timeout=170, cwd=tmp_path)
