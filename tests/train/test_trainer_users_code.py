@@ -335,7 +335,7 @@ def test_a_resumed_run_logs_the_same_metrics(tmp_path):
     [
         (lambda step: {"lr": 1.0}, "returned a metric 'lr', which the trainer logs itself"),
         (lambda step: {"rows": torch.ones(3)}, r"returned a metric 'rows' of \[3\]"),
-        (lambda step: {f"at {step}": 1.0}, "returned the metrics at 1 here, and at 0 before"),
+        (lambda step: {f"at {step}": 1.0}, "returned the metrics at 1 here, but at 0 before"),
     ],
     ids=["taken", "vector", "others"],
 )
