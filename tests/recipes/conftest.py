@@ -1,4 +1,4 @@
-"""One process without a launcher."""
+"""Environment of one process without a launcher."""
 
 from __future__ import annotations
 

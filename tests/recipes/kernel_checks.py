@@ -1,7 +1,7 @@
-"""Every Triton kernel of the recipes against plain PyTorch: on a GPU, or by Triton's interpreter on a CPU.
+"""Checks of every Triton kernel of the recipes against plain PyTorch.
 
-Run by test_llm_kernels.py in a process of its own, in which TRITON_INTERPRET=1 was set from the beginning
-where there is no GPU.
+They use a GPU, or Triton's interpreter on a CPU. test_llm_kernels.py runs this file in a separate process,
+which starts with TRITON_INTERPRET=1 if there is no GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from windlass.recipes.llm.llm_options import read_llm_options
 from windlass.recipes.llm.model_build import prepare_layers
 from windlass.train.data.token_packing import IGNORED
 
-# Triton's interpreter loses the carry where a number is rounded up to a power of two
+# Triton's interpreter loses the carry if a number is rounded up to a power of two.
 TOLERANCE = 0.005 if torch.cuda.is_available() else 0.08
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -40,7 +40,7 @@ def make(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torc
 
 @pytest.fixture(autouse=True)
 def _exact_dot(monkeypatch):
-    """Triton's interpreter multiplies the bits of bfloat16, not the numbers."""
+    """Multiply numbers. Triton's interpreter multiplies the bits of bfloat16 instead."""
     if torch.cuda.is_available():
         return
     import numpy
@@ -91,9 +91,10 @@ def test_losses_of_logits_in_bfloat16_and_labels_of_32_bits():
     torch.testing.assert_close(gradient.float(), plain.grad, atol=1e-6, rtol=1e-2)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # which numpy, the interpreter, says of them
+# numpy, used by the interpreter, warns of these
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_in_logits_makes_loss_and_gradient_so(value):
+def test_non_finite_logits_give_non_finite_loss_and_gradient(value):
     logits = make(3, 20)
     logits[1, 7] = value
     labels = torch.tensor([1, 2, 3], device=DEVICE)
@@ -105,7 +106,7 @@ def test_what_is_not_finite_in_logits_makes_loss_and_gradient_so(value):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_label_that_is_no_token_is_not_read_from_elsewhere():
+def test_label_outside_the_vocabulary_is_not_read():
     labels = torch.tensor([1, 20, 3], device=DEVICE)
     scale = torch.tensor(1.0, device=DEVICE)
     loss, _ = score(make(3, 20), labels, scale, needs_gradient=True)
@@ -115,7 +116,7 @@ def test_a_label_that_is_no_token_is_not_read_from_elsewhere():
 @pytest.mark.parametrize(
     "cut", [lambda t: t[:, 3:], lambda t: t.t()[:1].t(), lambda t: t[:1, 2].expand(6, 1)]
 )
-def test_labels_that_do_not_lie_in_a_row(cut):
+def test_labels_that_are_not_contiguous(cut):
     labels = cut(torch.arange(24, device=DEVICE).view(6, 4))
     hidden, weight = make(6, 1, 8), make(50, 8, seed=1)
     wanted = functional.cross_entropy(
@@ -168,7 +169,7 @@ def test_float8_of_rows_and_of_columns(shape):
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="float8 of Triton's interpreter has no NaN")
-def test_what_is_not_a_number_stays_so():
+def test_nan_stays_nan():
     x = make(4, 4, dtype=torch.bfloat16)
     x[2, 3] = float("nan")
     by_row, by_column = quantise_both(x)
@@ -181,7 +182,7 @@ def test_what_is_not_a_number_stays_so():
 def test_a_whole_mlp_with_adapters(ranks, num_tokens):
     x, groups, weights, learned = make_mlp(ranks, num_tokens)
     one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
-    if num_tokens == 1040:  # in parts of 16 tokens there would be too many
+    if num_tokens == 1040:  # in parts of 16 tokens, there would be too many parts
         assert not can_join(one, *groups)
         return
     assert can_join(one, *groups)
@@ -243,7 +244,7 @@ def make_mlp(ranks, num_tokens):
     ("num_tokens", "hidden", "width", "rank"),
     [(15, 64, 64, 16), (16, 64, 63, 16), (16, 64, 64, 33), (16, 32, 64, 16)],
 )
-def test_an_mlp_that_its_kernel_cannot_compute_is_not_given_to_it(num_tokens, hidden, width, rank):
+def test_unsupported_mlp_does_not_use_the_kernel(num_tokens, hidden, width, rank):
     def adapt(num_in, num_out):
         adapters = [Adapter(make(rank, num_in), make(num_out, rank))]
         adapter = join_adapters(adapters, [num_out])
@@ -277,7 +278,7 @@ def test_a_llama_with_adapters_is_as_with_peft(targets):
                 weight.copy_(make(*weight.shape, seed=number) / 8)
     alone = copy.deepcopy(model)
     for layer in alone.modules():
-        vars(layer).pop("joined_adapter", None)  # peft calls its layers one by one then
+        vars(layer).pop("joined_adapter", None)  # peft then calls its layers one by one
     tokens = torch.arange(48, device=DEVICE).view(3, 16)
     seen = []
     for one in (model, alone):
@@ -290,5 +291,6 @@ def test_a_llama_with_adapters_is_as_with_peft(targets):
         gradients = [weight.grad for weight in one.parameters() if weight.requires_grad]
         seen.append((loss, gradients))
         has_gated = any(x.shape[-1] == 128 and x.numel() == 48 * 128 for x in kept)
-        assert has_gated == (one is alone)  # the gate's output, which the function does not keep
+        # the output of the gate, which the function does not keep
+        assert has_gated == (one is alone)
     torch.testing.assert_close(*seen, atol=1e-4, rtol=1e-4)

@@ -1,8 +1,8 @@
-"""Where fine-tunings run on a cluster: a namespace with the guide's claims, and the files in them.
+"""Namespace of a cluster for fine-tunings, with the guide's claims and the files in them.
 
-`/app` of the image that `windlass image recipes` describes is a claim here, since the images of a testbed
-are not built from a Dockerfile: its programs are made by that Dockerfile's own command, and windlass
-itself lies beside them as a zip.
+`windlass image recipes` describes an image with `/app`. The images of a testbed are not built from a
+Dockerfile, so here `/app` is a claim. The Dockerfile's own command makes its programs, and windlass is next
+to them as a zip.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ PACKAGE = "windlass.zip"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmGround:
-    """A namespace, and what is in /data, /out, /models and /app of its pods, by these paths."""
+    """Namespace whose pods have /data, /out, /models and /app, with access to the files under these paths."""
 
     api: Api
     files: Files
 
     @property
     def settings(self) -> dict[str, str]:
-        """The variables with which a job is in here, with the guide's claims."""
+        """Return the variables that make a job use this namespace and the guide's claims."""
         guides = {claim: folder for claim, folder in CLAIMS.items() if claim != APP}
         return {
             "WINDLASS_ENGINE": "kubernetes",
@@ -55,7 +55,7 @@ class LlmGround:
                 self.files.write(f"{target}/{path.relative_to(folder)}", path.read_bytes())
 
     def download(self, source: str, folder: Path) -> None:
-        """The files directly in a folder of the claims."""
+        """Download the files directly in a folder of the claims."""
         folder.mkdir(parents=True, exist_ok=True)
         for name in self.files.list(source):
             (folder / name).write_bytes(self.files.read(f"{source}/{name}") or b"")
@@ -73,7 +73,7 @@ def has_image() -> bool:
 
 @contextmanager
 def open_ground() -> Iterator[LlmGround]:
-    """A namespace of its own, gone afterwards with all that is in it."""
+    """Create a namespace, and delete it with all its objects on exit."""
     with open_namespace("windlass-llm") as api:
         for claim in CLAIMS:
             api.create(PVCS, make_claim(claim))
@@ -83,7 +83,7 @@ def open_ground() -> Iterator[LlmGround]:
 
 
 def write_app(folder: Path) -> None:
-    """What the recipes' image has in /app, made by its Dockerfile's own command; and windlass as a zip."""
+    """Write the contents of /app with the Dockerfile's own command, and windlass as a zip."""
     text = package_files("windlass").joinpath("recipes", "Dockerfile").read_text(encoding="utf-8")
     (command,) = re.findall(r"^RUN (mkdir (?:.*\\\n)*.*)", text, flags=re.MULTILINE)
     subprocess.run(["sh", "-ec", command.replace("/app", str(folder))], check=True)
@@ -93,7 +93,7 @@ def write_app(folder: Path) -> None:
 
 
 def write_rows(folder: Path) -> None:
-    """train.jsonl and val.jsonl: texts, and messages."""
+    """Write train.jsonl and val.jsonl with texts and messages."""
 
     def row(i: int) -> dict[str, object]:
         if i % 3:

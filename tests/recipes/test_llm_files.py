@@ -1,4 +1,4 @@
-"""What is missing is named at once: before torch, before a GPU."""
+"""Missing files are named immediately, before torch is imported and before a GPU is used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_weights(path, num_bytes=8):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A model's folder with all its files, but hardly any weights."""
+    """Return a model's folder with all its files, but almost no weights."""
     (tmp_path / "m").mkdir()
     (tmp_path / "m/config.json").write_text(json.dumps(make_hf_config(TINY)))
     (tmp_path / "m/tokenizer.json").write_text("{}")
@@ -44,7 +44,7 @@ def options(*words, environ=None):
     return read_llm_options([*base, *words], environ or {})
 
 
-def test_a_whole_folder_is_taken(folder):
+def test_complete_folder_is_accepted(folder):
     check_files(options())
 
 
@@ -65,12 +65,12 @@ def test_a_missing_file_is_named(folder, missing, message):
 
 def test_weights_that_cannot_be_read_are_named(folder):
     (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors").mkdir()  # nobody can read it, root included
+    (folder / "model.safetensors").mkdir()  # not readable by any user, including root
     with pytest.raises(SpecError, match=r"model\.safetensors cannot be read: Is a directory"):
         check_files(options())
 
 
-def test_what_is_cut_off_or_of_several_files_is_named(folder):
+def test_truncated_or_incomplete_weights_are_named(folder):
     write_weights(folder / "model.safetensors", num_bytes=7)
     with pytest.raises(SpecError, match=r"model\.safetensors is cut off"):
         check_files(options())
@@ -93,7 +93,7 @@ def test_folders_and_validation_data_are_named(folder):
         check_files(options("--val-file", "val.jsonl"))
 
 
-def test_an_id_that_cannot_be_downloaded_is_told_with_what_helps(folder, monkeypatch):
+def test_id_that_cannot_be_downloaded_has_a_hint(folder, monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
 
     def refuse(*_words, **_options):
@@ -112,7 +112,7 @@ def test_an_id_that_cannot_be_downloaded_is_told_with_what_helps(folder, monkeyp
         check_files(read_llm_options(words, {}))
 
 
-def test_it_is_told_before_torch_is_imported(folder):
+def test_it_is_reported_before_torch_is_imported(folder):
     (folder / "model.safetensors").unlink()
     code = (
         "import sys; from windlass.recipes.train_framework import main\n"
@@ -125,7 +125,7 @@ def test_it_is_told_before_torch_is_imported(folder):
 
 
 @pytest.mark.parametrize("name", ["HUGGINGFACE_HUB_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
-def test_the_token_is_found_under_its_older_names(name):
+def test_token_is_read_from_older_variable_names(name):
     environ = {name: "secret"}
     assert find_token(environ) == name
     assert environ["HF_TOKEN"] == "secret"
@@ -135,7 +135,7 @@ def test_the_token_is_found_under_its_older_names(name):
     assert find_token({}) == ""
 
 
-def test_offline_is_what_libraries_read():
+def test_offline_sets_the_libraries_variables():
     environ = {}
     go_offline(environ)
     assert environ == {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -145,7 +145,7 @@ def test_options_come_from_flags_and_yaml(tmp_path):
     (tmp_path / "c.yaml").write_text("length: 64\nlora: 8\nmodel: org/name\n")
     read = read_llm_options(["--config", "c.yaml", "--epochs", "3", "--run-id", "x"], {})
     assert (read.length, read.lora, read.epochs, read.run) == (64, 8, 3, "x")
-    assert read.lr == 2e-4  # adapters bear more
+    assert read.lr == 2e-4  # adapters tolerate a higher rate
     assert options().lr == 2e-5
     assert options(environ={"MLFLOW_TRACKING_URI": "http://x"}).trackers == ("mlflow",)
     with pytest.raises(SpecError, match="no model given"):
@@ -170,7 +170,7 @@ def test_options_come_from_flags_and_yaml(tmp_path):
         (("--best-metric", "los"), "did you mean loss?"),
     ],
 )
-def test_what_would_do_nothing_is_refused(words, hint):
+def test_flags_without_effect_are_refused(words, hint):
     with pytest.raises(SpecError) as caught:
         options(*words)
     assert hint in caught.value.hint
@@ -182,7 +182,7 @@ def test_a_config_that_holds_no_settings_is_named(tmp_path):
         read_hf_config(tmp_path)
 
 
-def test_a_budget_of_tokens_and_what_a_rank_takes_at_once():
+def test_token_budget_and_micro_batch():
     asked = options("--tokens-per-step", "1048576", "--length", "4096")
     assert asked.samples_per_step == 256
     assert choose_rows(asked, Shape(dp=4)) == 8

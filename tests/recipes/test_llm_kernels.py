@@ -1,4 +1,4 @@
-"""The recipes' Triton kernels: what they compute (kernel_checks.py), and that they compile for a GPU."""
+"""Results of the recipes' Triton kernels (kernel_checks.py), and their compilation for a GPU."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ KERNELS = {
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_kernels_compute_what_plain_pytorch_does():
+def test_kernels_match_plain_pytorch():
     pytest.importorskip("triton")
     environ = dict(os.environ)
     if not torch.cuda.is_available():
         environ["TRITON_INTERPRET"] = (
-            "1"  # read when kernels are defined: hence a process of its own
+            "1"  # a separate process, because the variable is read when kernels are defined
         )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CHECKS)],
@@ -68,7 +68,7 @@ def test_kernels_compute_what_plain_pytorch_does():
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernels_compile_for_a_gpu_that_need_not_be_there(name, tmp_path, monkeypatch):
+def test_kernels_compile_without_the_gpu(name, tmp_path, monkeypatch):
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -1,4 +1,4 @@
-"""Adapters that are computed together with their layers: what peft computes, at any rank, on any layers."""
+"""Adapters that are computed together with their layers. They match peft at any rank and on any layers."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def make_adapted(*, rank: int, targets: tuple[str, ...] = ()) -> Llama:
     return model.double()
 
 
-def take_joining_away(model: Llama) -> Llama:
-    """The same model as peft alone would compute it."""
+def remove_joining(model: Llama) -> Llama:
+    """Return a copy of the model that computes its adapters as peft alone would."""
     model = copy.deepcopy(model)
     model.model._forward_pre_hooks.clear()
     for layer in model.modules():
@@ -59,7 +59,7 @@ def learn(model: Llama, tokens: torch.Tensor) -> tuple[torch.Tensor, dict[str, t
 @pytest.mark.parametrize("rank", [1, 3, 16, 70])
 def test_loss_and_gradients_are_those_of_peft(rank, targets, is_kept):
     joined = make_adapted(rank=rank, targets=targets)
-    alone = take_joining_away(joined)
+    alone = remove_joining(joined)
     if is_kept:
         keep_frozen_joined(joined.model)
     tokens = torch.arange(60).reshape(2, 30) * 7 % TINY.vocab_size
@@ -88,7 +88,7 @@ def test_weights_that_are_kept_joined_are_held_once():
     )
 
 
-def test_what_is_kept_joined_follows_its_adapters_and_its_model():
+def test_joined_weights_follow_their_adapters_and_model():
     model = make_adapted(rank=4)
     keep_frozen_joined(model.model)
     tokens = torch.arange(40).reshape(2, 20)
@@ -98,20 +98,20 @@ def test_what_is_kept_joined_follows_its_adapters_and_its_model():
         learn(model, tokens)
         optimizer.step()
         optimizer.zero_grad()
-    alone = take_joining_away(model)
+    alone = remove_joining(model)
     torch.testing.assert_close(model(tokens), alone(tokens), rtol=1e-10, atol=1e-10)
     moved = model.float()
     with torch.no_grad():
         for weight in moved.parameters():
             weight.mul_(1.5)
-    alone = take_joining_away(moved)
+    alone = remove_joining(moved)
     torch.testing.assert_close(moved(tokens), alone(tokens), rtol=1e-4, atol=1e-4)
 
 
 def test_two_passes_before_one_backward_are_as_with_peft():
     model = make_adapted(rank=4)
     keep_frozen_joined(model.model)
-    alone = take_joining_away(model)
+    alone = remove_joining(model)
     tokens, others = torch.arange(40).reshape(2, 20), torch.arange(40, 80).reshape(2, 20)
     gradients = []
     for one in (model, alone):
@@ -121,7 +121,7 @@ def test_two_passes_before_one_backward_are_as_with_peft():
 
 
 @pytest.mark.parametrize("sizes", [(32, 64), (64, 32)], ids=["widening", "narrowing"])
-def test_what_is_kept_for_the_backward_pass_keeps_nothing_else(sizes):
+def test_backward_pass_keeps_no_other_tensors_alive(sizes):
     num_in, num_out = sizes
     down = torch.randn(4, num_in, requires_grad=True)
     up = torch.randn(num_out, 4, requires_grad=True)
@@ -149,7 +149,7 @@ def test_layers_are_joined_and_not_called():
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself
+@pytest.mark.filterwarnings("ignore")  # the compiler warns about its own code
 def test_blocks_with_adapters_are_compiled_as_one_graph():
     model = make_adapted(rank=4)
     tokens = torch.arange(40).reshape(2, 20)
@@ -179,7 +179,7 @@ def make_near(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
 
 
-def test_frozen_layers_in_float8_take_their_adapters_beside_them():
+def test_frozen_float8_layers_keep_their_adapters_separate():
     x, weight, outer = make_near(256, 128), make_near(192, 128), make_near(256, 192)
     down, up = make_near(16, 128), make_near(192, 16)
     results = []
@@ -194,12 +194,12 @@ def test_frozen_layers_in_float8_take_their_adapters_beside_them():
         results.append([out, *(leaf.grad for leaf in leaves)])
     for near, exact in zip(*results, strict=True):
         assert (near - exact).norm() < 0.05 * exact.norm()
-    assert not torch.equal(results[0][0], results[1][0])  # it was in float8
+    assert not torch.equal(results[0][0], results[1][0])  # it was computed in float8
 
 
 def test_a_model_in_float8_with_adapters_learns():
     model = make_adapted(rank=4).bfloat16()
-    expected, _ = learn(take_joining_away(model), tokens := torch.arange(40).reshape(2, 20))
+    expected, _ = learn(remove_joining(model), tokens := torch.arange(40).reshape(2, 20))
     assert use_fp8(model) == 7 * TINY.num_layers
     loss, gradients = learn(model, tokens)
     assert (loss - expected).abs() < 0.02 * expected

@@ -1,4 +1,4 @@
-"""The loss without logits: its value and its gradients are those of the plain one."""
+"""Loss without logits. Its value and gradients equal those of the plain loss."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_loss_and_gradients_are_those_of_the_plain_loss(dtype, chunk):
         torch.testing.assert_close(gradient, want, atol=1e-6, rtol=1e-5)
 
 
-def test_the_scale_may_be_a_tensor_and_nothing_but_ignored_labels_is_nothing():
+def test_scale_may_be_a_tensor_and_all_ignored_labels_give_zero():
     hidden, weight, labels = make_inputs()
     scaled = linear_cross_entropy(hidden, weight, labels, scale=torch.tensor(0.5))
     assert torch.equal(scaled, linear_cross_entropy(hidden, weight, labels, scale=0.5))
@@ -55,7 +55,7 @@ def test_the_scale_may_be_a_tensor_and_nothing_but_ignored_labels_is_nothing():
     assert not weight.grad.any()
 
 
-def test_a_weight_that_is_embedding_and_head_collects_both_gradients():
+def test_tied_weight_collects_both_gradients():
     _, weight, labels = make_inputs()
     tokens = labels.clamp(min=0)
     scale = 0.1
@@ -68,7 +68,7 @@ def test_a_weight_that_is_embedding_and_head_collects_both_gradients():
     torch.testing.assert_close(torch.autograd.grad(loss, weight)[0], wanted, atol=1e-6, rtol=1e-5)
 
 
-def test_hidden_states_in_bfloat16_give_a_weight_in_float32_its_gradient():
+def test_bfloat16_hidden_states_give_float32_weight_gradients():
     hidden, weight, labels = make_inputs()
     narrow = hidden.detach().bfloat16().requires_grad_()
     loss = linear_cross_entropy(narrow, weight, labels, scale=0.03, chunk=9)

@@ -1,4 +1,4 @@
-"""Our Llama: the logits of transformers', documents that do not see each other, float8, adapters."""
+"""Llama of the recipes: logits as in transformers, separate packed documents, float8, adapters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from windlass.train.parallel.strategies import apply_activation_checkpoints
 def make_model(**changes):
     model = Llama(replace(TINY, **changes))
     model.init_weights(seed=1)
-    for weight in model.parameters():  # large enough for attention to matter
+    for weight in model.parameters():  # large enough that attention matters
         weight.data.mul_(5) if weight.dim() > 1 else weight.data.add_(
             0.1 * torch.randn_like(weight)
         )
@@ -61,7 +61,7 @@ def test_logits_are_those_of_transformers(tmp_path, is_tied, is_scaled):
 def test_packed_documents_are_computed_as_if_they_were_alone():
     model = make_model()
     tokens = make_tokens()
-    lengths = (10, 30, 8, 48)  # three in the first row, one in the second
+    lengths = (10, 30, 8, 48)  # three documents in the first row, one in the second
     positions = torch.cat([torch.arange(n) for n in lengths]).view(2, 48)
     packed = model(tokens, positions=positions, offsets=make_offsets(lengths)).flatten(0, 1)
     start = 0
@@ -87,7 +87,8 @@ def test_the_loss_in_the_model_is_that_of_its_logits():
         assert torch.equal(ours.grad, theirs.grad)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # which torch asks for itself
+# a warning of torch's own question
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_compiled_layers_compute_the_same():
     model = make_model()
     tokens = make_tokens()
@@ -105,9 +106,10 @@ def test_compiled_layers_compute_the_same():
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # which torch asks for itself
-def test_compiled_layers_take_batches_of_many_shapes():
-    """Where torch, by itself, fails at the ninth: rows, documents, validation, inputs without a gradient."""
+# a warning of torch's own question
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_compiled_layers_accept_batches_of_many_shapes():
+    """By default, torch fails at the ninth shape (rows, documents, validation, inputs without gradients)."""
     model, tokens = make_model(), make_tokens()
     wanted = model(tokens[:1, :4])
     model.compile_blocks(backend="eager")
@@ -130,7 +132,7 @@ def test_weights_in_float32_are_computed_in_bfloat16():
     assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
 
 
-def test_float8_is_near_and_leaves_the_head_alone():
+def test_float8_is_close_and_excludes_the_head():
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(64, 32, generator=rng, requires_grad=True)
     weight = torch.randn(48, 32, generator=rng, requires_grad=True)
@@ -150,7 +152,7 @@ def test_float8_is_near_and_leaves_the_head_alone():
 
 
 @pytest.mark.parametrize("num_tokens", [1, 15, 33])
-def test_float8_takes_any_number_of_tokens(num_tokens):
+def test_float8_accepts_any_number_of_tokens(num_tokens):
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(1, num_tokens, 32, generator=rng).bfloat16().requires_grad_()
     weight = torch.randn(48, 32, generator=rng).bfloat16().requires_grad_()
@@ -170,18 +172,18 @@ def test_float8_is_refused_without_a_gpu_that_has_it():
         check_fp8(torch.device("cpu"))
 
 
-def test_adapters_fit_its_layers():
+def test_adapters_can_be_added_to_its_layers():
     peft = pytest.importorskip("peft")
     model = make_model()
     before = model(make_tokens())
     config = peft.LoraConfig(r=4, target_modules="all-linear", exclude_modules=["lm_head"])
     model = peft.inject_adapter_in_model(config, model)
-    assert torch.equal(model(make_tokens()), before)  # they begin as nothing
+    assert torch.equal(model(make_tokens()), before)  # adapters start at zero
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     assert len(trained) == 2 * 7 * TINY.num_layers
 
 
-def test_what_is_not_llama_shaped_is_told():
+def test_models_of_another_architecture_are_reported():
     config = make_hf_config(TINY)
     assert find_difference(config) == ""
     assert read_llama_config(config) == TINY
@@ -191,7 +193,7 @@ def test_what_is_not_llama_shaped_is_told():
     assert "attention_bias" in find_difference({**config, "attention_bias": True})
     assert "attention_dropout" in find_difference({**config, "attention_dropout": 0.1})
     mistral = {**config, "architectures": ["MistralForCausalLM"]}
-    assert "sliding_window" in find_difference(mistral)  # transformers' own default
+    assert "sliding_window" in find_difference(mistral)  # the default of transformers
     assert find_difference({**mistral, "sliding_window": None}) == ""
     old = {k: v for k, v in config.items() if k != "rope_parameters"}
     assert read_llama_config(old) == TINY

@@ -1,4 +1,4 @@
-"""What a GPU has room for: estimates against peaks that were seen, rows that are halved until they fit."""
+"""Memory of GPUs: estimates against measured peaks, and rows that are halved until they fit."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def fit(config, *words, memory_gib, shape=ALONE, rows=8):
 
 @pytest.mark.parametrize(
     ("words", "num_tokens", "seen_gib"),
-    [  # on one H200, see docs/benchmarks.md
+    [  # measured on one H200, see docs/benchmarks.md
         ((), 32_768, 69.9),
         ((), 65_536, 110.2),
         (("--lora", "16"), 32_768, 42.5),
         (("--lora", "16"), 65_536, 74.5),
     ],
 )
-def test_estimates_are_near_the_peaks_that_were_seen(words, num_tokens, seen_gib):
+def test_estimates_are_near_the_measured_peaks(words, num_tokens, seen_gib):
     estimate = estimate_bytes(ONE_B, options(*words), ALONE, num_tokens=num_tokens)
     assert 0.95 * seen_gib < estimate / GIB < 1.05 * seen_gib
 
@@ -76,12 +76,12 @@ EIGHT_BIT = (*RECOMPUTED, "--optimizer", "adamw8bit")
 
 @pytest.mark.parametrize(
     ("config", "words", "seen_gib"),
-    [  # the largest that trained on one H200, a row of 4096 tokens at a time
+    [  # the largest that trained on one H200, with one row of 4096 tokens at a time
         (replace(EIGHT_B, num_layers=36), RECOMPUTED, 130.0),
         (replace(EIGHT_B, num_layers=58), EIGHT_BIT, 129.0),
     ],
 )
-def test_estimates_with_activations_computed_again_are_near_what_was_seen(config, words, seen_gib):
+def test_estimates_with_recomputed_activations_are_near_the_measured_peaks(config, words, seen_gib):
     estimate = estimate_bytes(config, options(*words), ALONE, num_tokens=4096)
     assert 0.98 * seen_gib < estimate / GIB < 1.02 * seen_gib
 
@@ -89,14 +89,14 @@ def test_estimates_with_activations_computed_again_are_near_what_was_seen(config
 def find_room(config, *words, memory_gib=H200_GIB, length=2048, shape=ALONE):
     asked = options("--length", str(length), *words)
     rows = choose_rows(asked, shape, config=config)
-    said = []
+    messages = []
     settled = make_room(
         *(replace(asked, micro_batch=rows), shape, config),
         memory_bytes=round(memory_gib * GIB),
         rows_given=asked.micro_batch is not None,
-        say=said.append,
+        say=messages.append,
     )
-    return settled, said
+    return settled, messages
 
 
 @pytest.mark.parametrize(
@@ -108,21 +108,21 @@ def find_room(config, *words, memory_gib=H200_GIB, length=2048, shape=ALONE):
     ],
 )
 def test_the_largest_models_that_trained_are_not_refused(config, words):
-    settled, said = find_room(config, *words, length=4096)
+    settled, messages = find_room(config, *words, length=4096)
     assert settled.micro_batch == 1
-    assert said[-1].startswith("this may not fit; options that need less: ")
+    assert messages[-1].startswith("this may not fit; options that need less: ")
 
 
-def test_a_model_that_was_seen_not_to_fit_is_refused():
+def test_model_that_did_not_fit_is_refused():
     with pytest.raises(SpecError, match="does not fit: one row of 4096 tokens at a time with "):
         find_room(replace(EIGHT_B, num_layers=37), length=4096)
 
 
-def test_8b_with_defaults_computes_activations_again_on_an_h200():
-    settled, said = find_room(LLAMA_3_8B)
+def test_8b_with_defaults_recomputes_activations_on_an_h200():
+    settled, messages = find_room(LLAMA_3_8B)
     assert settled.checkpoint_activations
     assert (settled.micro_batch, settled.optimizer) == (2, "adamw")
-    assert said == [
+    assert messages == [
         (
             "activation checkpointing is on: without it one row at a time would take some 146 GiB of the "
             "GPU's 140; steps take up to a third longer"
@@ -136,21 +136,21 @@ def test_8b_with_defaults_computes_activations_again_on_an_h200():
     assert find_room(LLAMA_3_8B, "--optimizer", "adamw8bit")[0].checkpoint_activations is False
 
 
-def test_what_fits_stays_as_it_is_in_silence():
-    settled, said = find_room(ONE_B)
-    assert (settled.micro_batch, settled.checkpoint_activations, said) == (16, False, [])
+def test_settings_that_fit_are_unchanged_and_not_logged():
+    settled, messages = find_room(ONE_B)
+    assert (settled.micro_batch, settled.checkpoint_activations, messages) == (16, False, [])
 
 
-def test_what_was_given_is_kept():
-    settled, said = find_room(LLAMA_3_8B, "--micro-batch", "3")
+def test_given_settings_are_kept():
+    settled, messages = find_room(LLAMA_3_8B, "--micro-batch", "3")
     assert (settled.micro_batch, settled.checkpoint_activations) == (3, True)
-    assert len(said) == 2
+    assert len(messages) == 2
     with pytest.raises(SpecError, match="without activation checkpointing") as refused:
         find_room(LLAMA_3_8B, "--no-checkpoint-activations")
     assert "--micro-batch 1 --no-checkpoint-activations tries it" in refused.value.hint
     both = ("--micro-batch", "1", "--no-checkpoint-activations")
-    settled, said = find_room(LLAMA_3_8B, *both, memory_gib=10)
-    assert (settled.micro_batch, settled.checkpoint_activations, said) == (1, False, [])
+    settled, messages = find_room(LLAMA_3_8B, *both, memory_gib=10)
+    assert (settled.micro_batch, settled.checkpoint_activations, messages) == (1, False, [])
 
 
 def test_a_model_that_never_fits_is_refused_with_the_numbers():
@@ -173,7 +173,7 @@ def test_over_more_gpus_it_fits_with_fewer_rows_alone():
     assert not settled.checkpoint_activations
 
 
-def test_a_model_that_fits_takes_what_it_took():
+def test_model_that_fits_keeps_its_micro_batch():
     assert fit(ONE_B, memory_gib=139) == 8
     assert fit(ONE_B, memory_gib=79) == 8
 
@@ -182,7 +182,7 @@ def test_larger_models_take_fewer_rows():
     assert fit(THREE_B, memory_gib=139) == 4
     assert fit(THREE_B, memory_gib=79) == 1
     assert fit(THREE_B, "--checkpoint-activations", memory_gib=79) == 8
-    assert fit(EIGHT_B, memory_gib=79) == 1  # which has no room either, and says so by itself
+    assert fit(EIGHT_B, memory_gib=79) == 1  # which does not fit either, and prints so itself
     assert fit(EIGHT_B, "--lora", "16", memory_gib=139, rows=16) == 4
     assert fit(EIGHT_B, "--lora", "16", memory_gib=79, rows=16) == 2
     assert fit(ONE_B, "--lora", "16", memory_gib=139, rows=16) == 16
@@ -204,14 +204,14 @@ def choose(*words, config=ONE_B, length=4096, shape=ALONE):
     return choose_rows(replace(asked, fp8="fp8" in words), shape, config=config)
 
 
-def test_with_adapters_more_is_taken_at_once_where_it_is_lowered_again_if_it_does_not_fit():
+def test_adapters_use_larger_micro_batches_and_lower_them_to_fit():
     assert choose() == 8
     assert choose("--lora", "16") == 16
     assert choose("--lora", "16", config=None) == 8
     assert choose("--lora", "16", "--batch", "4") == 4
 
 
-def test_more_is_taken_only_where_the_mlp_is_one_function():
+def test_larger_micro_batches_need_a_joined_mlp():
     assert choose("--lora", "64") == 8
     assert choose("--lora", "16", "--precision", "fp8") == 8
     assert choose("--lora", "16", config=replace(ONE_B, mlp_size=8200)) == 8
@@ -219,23 +219,25 @@ def test_more_is_taken_only_where_the_mlp_is_one_function():
     assert choose("--lora", "16", shape=Shape(tp=2)) == 8
     assert choose("--lora", "16", "--lora-targets", "q_proj,down_proj") == 8
     assert choose("--lora", "16", "--lora-targets", "up_proj,down_proj") == 16
-    assert choose("--lora", "16", length=4095) == 16  # whose tokens are a multiple of 16
-    assert choose("--lora", "16", length=4112) == 7  # in parts of 16 tokens there would be too many
+    assert choose("--lora", "16", length=4095) == 16  # the token count is a multiple of 16
+    # in parts of 16 tokens, there would be too many parts
+    assert choose("--lora", "16", length=4112) == 7
 
 
-def test_rows_are_parts_of_one_size():
-    assert choose("--batch", "24", "--lora", "16") == 12  # not 16 and 8: each is compiled for
+def test_micro_batches_have_equal_sizes():
+    # not 16 and 8, because each size is compiled separately
+    assert choose("--batch", "24", "--lora", "16") == 12
     assert choose("--batch", "9") == 5
     assert choose("--batch", "1") == 1
     assert choose("--batch", "3", length=100_000) == 1
 
 
-def test_an_mlp_that_is_no_single_function_keeps_more():
+def test_separate_mlp_keeps_more_memory():
     asked = options("--lora", "16")
     joined, apart = (
         estimate_bytes(ONE_B, asked, ALONE, num_tokens=num) for num in (65_536, 65_536 + 8)
     )
-    kept = 2 * ONE_B.num_layers * ONE_B.mlp_size * 65_536  # the gate's output
+    kept = 2 * ONE_B.num_layers * ONE_B.mlp_size * 65_536  # the output of the gate
     assert kept < apart - joined < 1.01 * kept
 
 
@@ -248,19 +250,22 @@ def test_tokens_are_added_up_in_equal_parts(num_tokens, size):
 
 
 @pytest.mark.parametrize("num_tokens", [15, 1000, 4100, 16 * 257, 15 * 4112])
-def test_tokens_that_make_no_tiles_or_too_many_parts(num_tokens):
+def test_tokens_that_cannot_be_tiled(num_tokens):
     assert choose_part(num_tokens) == 0
     assert not can_tile(num_tokens, hidden_size=2048, mlp_size=8192)
 
 
 def settle(folder, monkeypatch, *words, memory_gib):
-    properties = SimpleNamespace(total_memory=memory_gib * GIB)  # of a GPU that is not here
+    # properties of a GPU that this machine lacks
+    properties = SimpleNamespace(total_memory=memory_gib * GIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
-    said = []
+    messages = []
     asked = read_llm_options(["--model", "m", "--length", "4096", *words], {})
     context = replace(get_context(), device=torch.device("cuda"))
-    settled = settle_options(asked, context, folder=folder, say=lambda *told: said.append(told[1]))
-    return settled, said
+    settled = settle_options(
+        asked, context, folder=folder, say=lambda *words: messages.append(words[1])
+    )
+    return settled, messages
 
 
 def make_folder(folder, config):
@@ -279,23 +284,23 @@ def make_folder(folder, config):
         (("--lora", "64"), 139, 8),
     ],
 )
-def test_what_is_settled_for_a_gpu(tmp_path, monkeypatch, words, memory_gib, rows):
+def test_settings_chosen_for_a_gpu(tmp_path, monkeypatch, words, memory_gib, rows):
     folder = make_folder(tmp_path, make_hf_config(ONE_B))
-    settled, said = settle(folder, monkeypatch, *words, memory_gib=memory_gib)
+    settled, messages = settle(folder, monkeypatch, *words, memory_gib=memory_gib)
     assert (settled.micro_batch, settled.precision, settled.compile) == (rows, "bf16", True)
     lowered = "rows at a time: 8, since 16 would take some 73 GiB of the GPU's 79"
-    assert [text.partition(";")[0] for text in said[:1]] == [lowered] * (memory_gib == 79)
+    assert [text.partition(";")[0] for text in messages[:1]] == [lowered] * (memory_gib == 79)
 
 
-def test_of_another_model_it_is_not_known_what_it_takes(tmp_path, monkeypatch):
+def test_memory_of_another_model_is_unknown(tmp_path, monkeypatch):
     config = make_hf_config(ONE_B) | {"architectures": ["GPT2LMHeadModel"]}
     folder = make_folder(tmp_path, config)
-    settled, said = settle(folder, monkeypatch, "--lora", "16", memory_gib=1)
+    settled, messages = settle(folder, monkeypatch, "--lora", "16", memory_gib=1)
     assert settled.micro_batch == 8
-    assert not said
+    assert not messages
 
 
-def test_a_gpu_without_room_is_explained_with_its_numbers():
+def test_out_of_memory_error_shows_the_numbers():
     torchs = (
         "CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 139.80 GiB of "
         "which 1.20 GiB is free. Process 7 has 138.59 GiB memory in use. See documentation."

@@ -1,4 +1,4 @@
-"""Fine-tunings that are not as they should be: other models in one run, weights that are not all there."""
+"""Invalid fine-tunings: other models in one run, and incomplete weights."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write_gpt(folder):
         shutil.copy(path, folder)
 
 
-def test_a_run_does_not_go_on_with_another_model_or_scale_or_optimizer(work, capsys):
+def test_run_cannot_resume_with_another_model_scale_or_optimizer(work, capsys):
     write_model(work / "other", seed=1)
     first = ["--steps", "1", "--no-export", "--val-file", "none", "--checkpoint-every", "1"]
     more = [*first, "--steps", "2"]
@@ -59,7 +59,7 @@ def test_a_run_does_not_go_on_with_another_model_or_scale_or_optimizer(work, cap
     capsys.readouterr()
     assert "the model was " in refuse(capsys, *more, "--model-local-dir", "other")
     assert "the optimizer was " in refuse(capsys, *more, "--optimizer", "adamw8bit")
-    shutil.move(work / "m", work / "moved")  # the same, elsewhere
+    shutil.move(work / "m", work / "moved")  # the same model in another folder
     main([*FLAGS, *more, "--model-local-dir", "moved"])
     assert "step=1/2" in capsys.readouterr().out
     adapters = ["--model-local-dir", "moved", "--run-id", "lora", "--lora", "4"]
@@ -68,7 +68,7 @@ def test_a_run_does_not_go_on_with_another_model_or_scale_or_optimizer(work, cap
     assert "--lora-alpha was " in refuse(capsys, *more, *adapters, "--lora-alpha", "64")
 
 
-def test_a_run_does_not_go_on_with_other_adapters(work, capsys):
+def test_run_cannot_resume_with_other_adapters(work, capsys):
     first = ["--steps", "1", "--no-export", "--val-file", "none", "--checkpoint-every", "1"]
     main([*FLAGS, *first, "--lora", "4"])
     assert "[MODEL] adapters of rank 4 on 14 layers: " in capsys.readouterr().out
@@ -78,7 +78,7 @@ def test_a_run_does_not_go_on_with_other_adapters(work, capsys):
         assert "--no-resume" in said
 
 
-def test_a_model_whose_tokens_see_those_that_follow_is_refused(work, capsys):
+def test_model_without_causal_attention_is_refused(work, capsys):
     from transformers import BertConfig, BertForMaskedLM
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -91,9 +91,9 @@ def test_a_model_whose_tokens_see_those_that_follow_is_refused(work, capsys):
 
 
 @pytest.mark.long
-def test_a_best_checkpoint_that_is_damaged_costs_only_its_export(work, capsys):
+def test_damaged_best_checkpoint_only_loses_its_export(work, capsys):
     flags = ["--scheduler", "constant", "--warmup", "0", "--lr", "1", "--validate-every", "1"]
-    main([*FLAGS, *flags, "--steps", "3"])  # it gets worse from the first step on
+    main([*FLAGS, *flags, "--steps", "3"])  # the loss gets worse from the first step on
     best = work / "o/run/best/rank-0/0.distcp"
     best.write_bytes(b"x" * best.stat().st_size)
     capsys.readouterr()
@@ -103,8 +103,8 @@ def test_a_best_checkpoint_that_is_damaged_costs_only_its_export(work, capsys):
 
 
 @pytest.mark.long
-def test_a_full_disk_at_the_end_is_told_without_a_traceback(work, capsys):
-    """A limit on the size of files stands for it; checkpoints are small enough."""
+def test_full_disk_at_the_end_is_reported_without_a_traceback(work, capsys):
+    """A file size limit simulates the full disk. Checkpoints are small enough for it."""
     script = f"""
         import resource, signal
         from windlass.recipes import train_framework
@@ -129,7 +129,7 @@ def test_a_full_disk_at_the_end_is_told_without_a_traceback(work, capsys):
     assert "Traceback" not in ran.stderr
 
 
-def test_weights_are_told_from_others(work):
+def test_weights_of_another_model_are_recognised(work):
     write_model(work / "other", seed=1)
     shutil.copytree(work / "m", work / "copy")
     ours = fingerprint_weights(work / "m")
@@ -137,8 +137,8 @@ def test_weights_are_told_from_others(work):
 
 
 @pytest.mark.long
-def test_a_best_that_was_a_link_becomes_a_folder(work):
-    """The last step was the best one; then the run goes on, and gets worse."""
+def test_best_export_changes_from_link_to_folder(work):
+    """The last step is the best one at first. Then the run resumes and its loss gets worse."""
     odd = [json.dumps({"text": "zzzz qqqq xxxx"}) for _ in range(9)]
     (work / "val.jsonl").write_text("\n".join(odd) + "\n")
     flags = ["--scheduler", "constant", "--warmup", "0", "--lr", "1e-2", "--validate-every", "1"]
@@ -151,7 +151,7 @@ def test_a_best_that_was_a_link_becomes_a_folder(work):
     assert torch.equal(logits_of(best, tokens), at_first)
 
 
-def test_a_llama_whose_weights_are_no_safetensors_is_hugging_faces(work, capsys):
+def test_llama_without_safetensors_uses_hugging_face(work, capsys):
     from safetensors.torch import load_file
 
     weights = work / "m/model.safetensors"
@@ -161,7 +161,7 @@ def test_a_llama_whose_weights_are_no_safetensors_is_hugging_faces(work, capsys)
     assert "Hugging Face's own model (its weights are not safetensors)" in capsys.readouterr().out
 
 
-def test_rows_longer_than_the_positions_of_a_model(work, capsys):
+def test_rows_longer_than_the_positions_of_a_model_are_refused(work, capsys):
     write_gpt(work / "gpt")
     words = ["--steps", "1", "--no-export", "--val-file", "none", "--length", "256"]
     said = refuse(capsys, *words, "--model-local-dir", "gpt")
@@ -169,11 +169,11 @@ def test_rows_longer_than_the_positions_of_a_model(work, capsys):
     config = json.loads((work / "m/config.json").read_text())
     config["max_position_embeddings"] = 128
     (work / "m/config.json").write_text(json.dumps(config))
-    main([*FLAGS, *words])  # rotations go on
+    main([*FLAGS, *words])  # rotary embeddings extend to any position
     assert "[MODEL] rows have 256 tokens, but the model was made for 128" in capsys.readouterr().out
 
 
-def test_weights_that_are_missing_are_not_made_up(work, capsys):
+def test_missing_weights_are_not_initialised(work, capsys):
     write_gpt(work / "gpt")
     config = json.loads((work / "gpt/config.json").read_text())
     (work / "gpt/config.json").write_text(json.dumps({**config, "n_layer": 3}))
@@ -189,7 +189,7 @@ def test_weights_that_are_missing_are_not_made_up(work, capsys):
         ("tokenizer.json", "{}", "transformers cannot read the tokenizer in m"),
     ],
 )
-def test_a_file_that_lacks_what_is_in_it(work, capsys, name, text, said):
+def test_incomplete_weights_file_is_named(work, capsys, name, text, said):
     (work / "m" / name).write_text(text)
     assert said in refuse(capsys, "--steps", "1")
 
@@ -197,17 +197,17 @@ def test_a_file_that_lacks_what_is_in_it(work, capsys, name, text, said):
 @pytest.mark.parametrize(
     "words", [["--lr", "-1"], ["--lora", "4", "--lora-alpha", "0"], ["--lora-alpha", "8"]]
 )
-def test_numbers_that_make_no_sense(work, capsys, words):
+def test_nonsensical_numbers_are_refused(work, capsys, words):
     assert words[-1].lstrip("-") in refuse(capsys, "--steps", "1", *words)
 
 
 @pytest.mark.parametrize("cache", ["m/config.json", "m/config.json/deeper", "/proc/none"])
-def test_a_folder_for_tokens_that_cannot_be(work, capsys, cache):
+def test_unusable_token_folder_is_named(work, capsys, cache):
     assert "cannot write to" in refuse(capsys, "--steps", "1", "--cache", cache)
 
 
 @pytest.mark.long
-def test_a_model_with_dropout_goes_on_as_if_it_had_not_stopped(work):
+def test_model_with_dropout_resumes_exactly(work):
     write_gpt(work / "gpt")
     words = [*FLAGS, "--model-local-dir", "gpt", "--val-file", "none", "--scheduler", "constant"]
     main([*words, "--steps", "6", "--run-id", "whole"])

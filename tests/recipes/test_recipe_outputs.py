@@ -1,4 +1,4 @@
-"""Where the recipes write: the claim that guides mount, and URLs."""
+"""Outputs of the recipes: the claim that guides mount, and URLs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from windlass.recipes.llm.llm_options import read_llm_options
 from windlass.recipes.train import main as smoke
 
 
-def test_a_claim_for_outputs_is_used_unless_somebody_says_otherwise(tmp_path, monkeypatch, capsys):
+def test_outputs_claim_is_the_default(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(recipe_flags, "OUT_CLAIM", str(tmp_path / "claim"))
     assert recipe_flags.guess_out({}) == {}
     (tmp_path / "claim").mkdir()
@@ -34,7 +34,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_a_fine_tuning_names_it_before_the_model_is_loaded(tmp_path, capsys):
+def test_unwritable_folder_is_named_before_the_model_is_loaded(tmp_path, capsys):
     pytest.importorskip("transformers")
     from recipes.tiny_llama import write_model
 
@@ -44,12 +44,12 @@ def test_a_fine_tuning_names_it_before_the_model_is_loaded(tmp_path, capsys):
     (tmp_path / "t.jsonl").write_text('{"text": "one"}\n')
     with pytest.raises(SystemExit):
         main(["--model", "m", "--train-file", "t.jsonl", "--out", f"{tmp_path}/t.jsonl/out"])
-    told = capsys.readouterr()
-    assert "t.jsonl/out/run cannot be written" in told.err
-    assert "[MODEL]" not in told.out
+    output = capsys.readouterr()
+    assert "t.jsonl/out/run cannot be written" in output.err
+    assert "[MODEL]" not in output.out
 
 
-def test_a_run_on_a_url_is_not_copied_to_another():
+def test_run_at_a_url_is_not_copied_to_another():
     words = ["--model", "m", "--out", "s3://bucket/runs", "--sync-to", "s3://other"]
     with pytest.raises(SpecError, match="--out s3://bucket/runs is already a URL"):
         read_llm_options(words, {})
@@ -57,7 +57,7 @@ def test_a_run_on_a_url_is_not_copied_to_another():
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_all_of_a_run_is_at_its_url_at_the_end(tmp_path, capsys):
+def test_complete_run_is_at_its_url_at_the_end(tmp_path, capsys):
     pytest.importorskip("transformers")
     pytest.importorskip("fsspec")
     from recipes.tiny_llama import write_model
@@ -69,7 +69,8 @@ def test_all_of_a_run_is_at_its_url_at_the_end(tmp_path, capsys):
     main(
         [
             *("--model-local-dir", "m", "--train-file", "t.jsonl", "--val-file", "t.jsonl"),
-            *("--length", "32", "--batch", "2", "--lr", "1", "--warmup", "0"),  # it gets worse
+            # the loss gets worse
+            *("--length", "32", "--batch", "2", "--lr", "1", "--warmup", "0"),
             *("--steps", "3", "--validate-every", "1", "--out", f"file://{tmp_path}/there"),
         ]
     )

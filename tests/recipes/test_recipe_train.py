@@ -1,4 +1,4 @@
-"""The smoke test: its lines, its flags, and the image it is in."""
+"""Smoke test: its lines, its flags, and its image."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_its_data_depends_on_the_seed_alone():
     assert not first[0][7][0].equal(other[0][7][0])
 
 
-def test_wrong_flags_are_told_in_two_lines(capsys):
+def test_wrong_flags_are_reported_in_two_lines(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--epoch", "2"])
     assert ended.value.code == 2
@@ -53,7 +53,7 @@ def test_wrong_flags_are_told_in_two_lines(capsys):
     assert "--samples 4096" in capsys.readouterr().out
 
 
-def test_the_image_has_both_where_guides_look_for_them(tmp_path):
+def test_image_has_both_at_the_paths_in_guides(tmp_path):
     text = files("windlass").joinpath("recipes", "Dockerfile").read_text(encoding="utf-8")
     (command,) = re.findall(r"^RUN (mkdir (?:.*\\\n)*.*)", text, flags=re.MULTILINE)
     shell = command.replace("/app", str(tmp_path / "app"))
@@ -74,7 +74,7 @@ def test_the_image_has_both_where_guides_look_for_them(tmp_path):
     assert "--model-local-dir none" in ran.stdout
 
 
-def test_the_image_is_pinned_to_what_the_suite_runs_with():
+def test_image_pins_the_versions_of_the_suite():
     text = files("windlass").joinpath("recipes", "Dockerfile").read_text(encoding="utf-8")
     constraints = (ROOT / "constraints-dev.txt").read_text()
     known = dict(
@@ -107,8 +107,8 @@ def test_it_runs_under_launchers(launcher, tmp_path, home):
     assert "[DONE] steps=8" in ran.stdout
 
 
-class _Asked(BaseHTTPRequestHandler):
-    """Refuses everything, and notes what it was asked."""
+class _RecordingServer(BaseHTTPRequestHandler):
+    """Refuses every request and records its path."""
 
     paths: ClassVar[list[str]] = []
 
@@ -122,11 +122,11 @@ class _Asked(BaseHTTPRequestHandler):
         pass
 
 
-def test_metrics_go_to_mlflow_where_its_address_is_set(monkeypatch):
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Asked) as server:
+def test_metrics_go_to_mlflow_if_its_address_is_set(monkeypatch):
+    with ThreadingHTTPServer(("127.0.0.1", 0), _RecordingServer) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setenv("no_proxy", "*")
         main(["--steps", "1", "--samples", "512"])
         server.shutdown()
-    assert any("/api/2.0/mlflow/experiments/get-by-name" in path for path in _Asked.paths)
+    assert any("/api/2.0/mlflow/experiments/get-by-name" in path for path in _RecordingServer.paths)

@@ -1,4 +1,4 @@
-"""Both recipes in pods: under windlass run, as the guide's StatefulSet, with checkpoints on S3."""
+"""Both recipes in pods: under windlass run, as the guide's StatefulSet, and with checkpoints on S3."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from windlass.kube.objects.kinds import PODS, SECRETS
 from windlass.recipes import train, train_framework
 from windlass.waiting import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]  # pods of many seconds' imports
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]  # imports in pods take many seconds
 
 GUIDE_FLAGS = [
     *("--epochs", "2", "--batch", "256", "--samples", "4096", "--features", "128"),
@@ -52,9 +52,10 @@ SHORT = [
 INDEX = "batch.kubernetes.io/job-completion-index"
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1"
-}  # all pods are on one machine, and threads wait for each other
+}  # all pods share one machine, where threads would wait for each other
 S3 = {
-    "AWS_ENDPOINT_URL": os.environ.get("WINDLASS_TEST_S3", "http://10.200.0.1:7070"),  # for pods
+    # the address as pods see it
+    "AWS_ENDPOINT_URL": os.environ.get("WINDLASS_TEST_S3", "http://10.200.0.1:7070"),
     "AWS_ACCESS_KEY_ID": "testbed",
     "AWS_SECRET_ACCESS_KEY": "testbed-secret",
     **ONE_THREAD,
@@ -64,7 +65,7 @@ STAYS = "training is finished; this pod stays until it is scaled down or deleted
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model, and data: as /models and /data are to be."""
+    """Write a tiny model, and data in the layout of /models and /data."""
     pytest.importorskip("tokenizers")
     pytest.importorskip("safetensors")
     folder = tmp_path_factory.mktemp("inputs")
@@ -85,7 +86,7 @@ def opened(inputs: Path) -> Iterator[LlmGround]:
 
 @pytest.fixture
 def ground(opened: LlmGround, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LlmGround:
-    """Pods with the guide's claims, and a project with nothing in it."""
+    """Yield pods with the guide's claims, and an empty project."""
     make_project(tmp_path, monkeypatch, opened.settings)
     return opened
 
@@ -112,14 +113,14 @@ def wait_for(is_so: Callable[[], object], what: str) -> None:
 
 
 def read_losses(lines: bytes) -> dict[int, float]:
-    told = [line for line in map(json.loads, lines.splitlines()) if line["event"] == "metrics"]
-    return {line["step"]: line["metrics"]["loss"] for line in told if "loss" in line["metrics"]}
+    metrics = [line for line in map(json.loads, lines.splitlines()) if line["event"] == "metrics"]
+    return {line["step"]: line["metrics"]["loss"] for line in metrics if "loss" in line["metrics"]}
 
 
 def test_the_smoke_test_in_pods_that_have_no_windlass(space, monkeypatch, tmp_path):
     make_project(tmp_path, monkeypatch, space.settings)
     flags = ["-e", "kubernetes", "--nodes", "2", "-m", "windlass.recipes.train"]
-    text = windlass("run", *flags, "--", *GUIDE_FLAGS)  # as it is in the guide
+    text = windlass("run", *flags, "--", *GUIDE_FLAGS)  # the flags of the guide
     lines = re.findall(r"(\[(?:DDP|TRAIN|EPOCH|DONE)\].*)", text)
     assert lines[0].startswith("[DDP] world_size=2 nodes=2 device=cpu")
     assert [line[:15] for line in lines if "[EPOCH]" in line] == [
@@ -129,10 +130,10 @@ def test_the_smoke_test_in_pods_that_have_no_windlass(space, monkeypatch, tmp_pa
     assert lines[-1].startswith("[DONE] steps=32 epochs=2")
 
 
-def test_a_fine_tuning_outlives_a_deleted_pod(ground, inputs, tmp_path):
-    """Two pods, offline; another takes the place of a deleted one, and the end is as if nothing had been."""
+def test_fine_tuning_survives_a_deleted_pod(ground, inputs, tmp_path):
+    """A new pod replaces one of two offline pods. The results are those of an undisturbed run."""
     flags = [*SHORT, "--batch", "2", "--log-every", "1", "--run-id", "deleted"]
-    often = ["--checkpoint-every", "1"]  # seconds go by until the end
+    often = ["--checkpoint-every", "1"]  # the rest takes several seconds
     module = "-m windlass.recipes.train_framework"
     job = wl.submit(module, [*OFFLINE, *flags, *often], nodes=2, env=ONE_THREAD)
     wait_for(lambda: ground.files.read("/out/deleted/latest/manifest.json"), "a checkpoint")
@@ -154,7 +155,7 @@ def test_a_fine_tuning_outlives_a_deleted_pod(ground, inputs, tmp_path):
     train_framework.main([*here, *flags])
     alone = read_losses((tmp_path / "out/deleted/metrics.jsonl").read_bytes())
     losses = read_losses(ground.files.read("/out/deleted/metrics.jsonl"))
-    # of the last steps before the pod was deleted nobody may have told
+    # The last steps before the pod was deleted may be missing.
     assert {step for step in alone if step > resumed_from} <= losses.keys()
     assert losses == pytest.approx({step: alone[step] for step in losses}, abs=1e-4)
     ground.download("/out/deleted/export/best", tmp_path / "exported")
@@ -174,10 +175,10 @@ def check_same_weights(folder: Path, other: Path) -> None:
 
 @pytest.fixture
 def guide(ground: LlmGround, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LlmGround:
-    """The recipes' /app, which their image has, on a claim; and the guide's Secret."""
+    """Return the ground with the guide's Secret, and with the recipes' /app on a claim."""
     if shutil.which("kubectl") is None:
         pytest.skip("needs kubectl on the PATH")
-    monkeypatch.delenv("WINDLASS_VOLUMES")  # an export has the guide's claims by itself
+    monkeypatch.delenv("WINDLASS_VOLUMES")  # an export has the guide's claims by default
     write_app(tmp_path / APP)
     ground.upload(tmp_path / APP, f"/{APP}")
     token = {"metadata": {"name": "hf-token"}, "stringData": {"HUGGINGFACE_HUB_TOKEN": "hf_guide"}}
@@ -187,7 +188,7 @@ def guide(ground: LlmGround, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @contextmanager
 def applied(ground: LlmGround, *words: str) -> Iterator[list[dict[str, Any]]]:
-    """What an export prints, applied by kubectl, and deleted."""
+    """Apply what an export prints with kubectl, and delete it on exit."""
     variables = {"PYTHONPATH": f"/{APP}/{PACKAGE}", **ONE_THREAD}
     env = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
     flags = ["-e", "statefulset", "--nodes", "2", "--volume", f"{APP}:/{APP}", *env]
@@ -204,7 +205,7 @@ def kubectl(ground: LlmGround, *words: str, given: str | None = None) -> str:
 
 
 def wait_for_the_end(ground: LlmGround) -> str:
-    """What the first pod has said, when both are done."""
+    """Wait until both pods have ended, and return the output of the first one."""
     pods = ("train-llm-0", "train-llm-1")
 
     def are_done() -> bool:
@@ -216,7 +217,10 @@ def wait_for_the_end(ground: LlmGround) -> str:
 
 
 def read_pod(ground: LlmGround, pod: str) -> str:
-    """What a pod has said: torchrun alone gives up where a peer is late, and its container starts again."""
+    """Return the output of a pod.
+
+    torchrun alone gives up if a peer is late, and its container restarts.
+    """
     logs = ["logs", pod, "-c", "trainer", "--ignore-errors"]
     path = "jsonpath={.status.containerStatuses[0].restartCount}"
     num_restarts = kubectl(ground, "get", "pod", pod, "--ignore-not-found", "-o", path)
@@ -257,7 +261,7 @@ def test_section_8_of_the_guide_is_the_same_with_train_py(guide):
 
 @pytest.fixture
 def store(ground: LlmGround) -> str:
-    """A folder of the S3 server, in a bucket that is not there yet."""
+    """Yield a folder of the S3 server, in a bucket that does not exist yet."""
     parts = urlsplit(S3["AWS_ENDPOINT_URL"])
     try:
         socket.create_connection((parts.hostname or "", parts.port or 80), timeout=2).close()
@@ -267,10 +271,10 @@ def store(ground: LlmGround) -> str:
 
 
 def make_resumption() -> Any:
-    """Made inside a function, so that it travels by value."""
+    """Return a function that is defined in a function, and is therefore sent by value."""
 
     def resume(words: list[str], url: str) -> list[str]:
-        """Go on with the smoke test; what is at the URL then, which is removed with its bucket."""
+        """Resume the smoke test. Return what is at its URL, and remove it with its bucket."""
         import fsspec
 
         from windlass.recipes.train import SmokeTrainer
@@ -300,7 +304,7 @@ def test_checkpoints_on_s3_are_loaded_at_another_world_size(store, tmp_path, cap
     assert re.search(r"\[DDP\] world_size=1 nodes=1 .* step=18/32", text), text
     train.main([*words, f"--out={tmp_path}"])
     ends = [
-        [float(number) for number in re.findall(r"\[DONE\].* loss=(\S+) best=(\S+)", told)[0]]
-        for told in (text, capsys.readouterr().out)
+        [float(number) for number in re.findall(r"\[DONE\].* loss=(\S+) best=(\S+)", output)[0]]
+        for output in (text, capsys.readouterr().out)
     ]
     assert ends[0] == pytest.approx(ends[1], abs=1e-5)

@@ -1,4 +1,4 @@
-"""The fine-tuning, from data to a folder that transformers loads: whole, stopped, with adapters."""
+"""Fine-tuning, from data to a folder that transformers loads: complete, stopped, and with adapters."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ FLAGS = [
 
 def read_losses(folder):
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    told = [line for line in map(json.loads, lines) if "loss" in line.get("metrics", {})]
-    return [(line["step"], line["metrics"]["loss"]) for line in told]
+    metrics = [line for line in map(json.loads, lines) if "loss" in line.get("metrics", {})]
+    return [(line["step"], line["metrics"]["loss"]) for line in metrics]
 
 
 def logits_of(folder, tokens):
@@ -91,7 +91,7 @@ def test_a_model_that_cannot_take_packed_rows_is_refused():
         check_packing(HfCausalLM(bloom).eval(), 300, length=64)
 
 
-def test_layers_that_adapters_cannot_be_on_are_named():
+def test_layers_that_cannot_have_adapters_are_named():
     pytest.importorskip("peft")
     words = ["--model", "m", "--lora", "4", "--lora-targets"]
     for wrong in ("q_proj,lm_head", "nothing", "other.q_proj", "embed_tokens"):
@@ -122,8 +122,8 @@ def test_adapters_are_merged_as_peft_merges_them():
     assert len(names) == 2 * TINY.num_layers
 
 
-def test_a_run_is_copied_with_its_links_and_not_twice(tmp_path):
-    run = tmp_path / "scratch.tmp/run"  # only what is unfinished in the run itself is left out
+def test_run_is_copied_once_and_with_its_links(tmp_path):
+    run = tmp_path / "scratch.tmp/run"  # only unfinished files of the run itself are skipped
     (run / "step-1").mkdir(parents=True)
     (run / "step-1/a.bin").write_bytes(b"12345")
     (run / "step-2.tmp-0-ab").mkdir()
@@ -132,10 +132,11 @@ def test_a_run_is_copied_with_its_links_and_not_twice(tmp_path):
     assert sync_folder(run, str(tmp_path / "there")) == 2
     assert (tmp_path / "there/run/step-1/a.bin").read_bytes() == b"12345"
     assert (tmp_path / "there/run/best").read_text() == "step-1"
-    assert sync_folder(run, str(tmp_path / "there")) == 1  # the link alone: it may have moved
+    # copy only the link, because it may have moved
+    assert sync_folder(run, str(tmp_path / "there")) == 1
 
 
-def test_what_has_changed_is_copied_again_even_if_it_is_as_long_as_before(tmp_path):
+def test_changed_file_of_equal_length_is_copied_again(tmp_path):
     run = tmp_path / "o/run"
     run.mkdir(parents=True)
     for content in (b"old weights", b"new weights"):
@@ -144,7 +145,7 @@ def test_what_has_changed_is_copied_again_even_if_it_is_as_long_as_before(tmp_pa
         assert (tmp_path / "there/run/model.safetensors").read_bytes() == content
 
 
-def test_it_trains_exports_and_goes_on(tmp_path, capsys):
+def test_it_trains_exports_and_resumes(tmp_path, capsys):
     write_model(tmp_path / "m", is_tied=True)
     write_data(tmp_path)
     flags = [*FLAGS, "--epochs", "2", "--scheduler", "constant", "--warmup", "0"]
@@ -176,7 +177,7 @@ def test_it_trains_exports_and_goes_on(tmp_path, capsys):
     assert not torch.allclose(logits_of(tmp_path / "m", tokens), logits, atol=1e-2)
 
 
-def test_a_folder_that_becomes_a_link_or_a_link_a_folder_is_one_there_as_well(tmp_path):
+def test_copy_follows_folder_and_link_replacements(tmp_path):
     best, there = tmp_path / "o/run/export/best", tmp_path / "there"
     best.mkdir(parents=True)
     (best / "a.bin").write_bytes(b"1")
@@ -193,7 +194,7 @@ def test_a_folder_that_becomes_a_link_or_a_link_a_folder_is_one_there_as_well(tm
     assert (there / "run/export/best/a.bin").read_bytes() == b"2"
 
 
-def test_a_url_that_nothing_is_copied_to_is_told_before_the_training(tmp_path, capsys):
+def test_unusable_url_is_reported_before_the_training(tmp_path, capsys):
     write_model(tmp_path / "m")
     write_data(tmp_path)
     with pytest.raises(SystemExit):
@@ -203,11 +204,11 @@ def test_a_url_that_nothing_is_copied_to_is_told_before_the_training(tmp_path, c
 
 
 @pytest.mark.long
-def test_the_best_weights_are_exported_beside_the_last(tmp_path, capsys):
+def test_best_and_last_weights_are_exported(tmp_path, capsys):
     write_model(tmp_path / "m")
     write_data(tmp_path)
     wild = ["--lr", "1", "--warmup", "0", "--validate-every", "1", "--steps", "4", "--keep", "1"]
-    main([*FLAGS, *wild])  # it gets worse from the first step on
+    main([*FLAGS, *wild])  # the loss gets worse from the first step on
     assert re.search(r"\[DONE\] .*best_step=[12] ", capsys.readouterr().out)
     tokens = torch.arange(30)[None]
     run = tmp_path / "o/run"
@@ -217,7 +218,7 @@ def test_the_best_weights_are_exported_beside_the_last(tmp_path, capsys):
 
 @pytest.mark.long
 def test_fsdp_in_bfloat16_computes_the_loss_of_ddp(tmp_path):
-    """A factor of the loss that is rounded to bfloat16 is wrong by up to 4e-3."""
+    """A loss factor that is rounded to bfloat16 would be wrong by up to 4e-3."""
     write_model(tmp_path / "m")
     write_data(tmp_path)
     flags = [*FLAGS, "--precision", "bf16", "--steps", "6", "--lr", "1e-9", "--no-export"]
@@ -235,7 +236,7 @@ def test_fsdp_in_bfloat16_computes_the_loss_of_ddp(tmp_path):
 
 
 @pytest.mark.long
-def test_without_checkpoints_there_is_no_best_export_and_the_rest_is_done(tmp_path, capsys):
+def test_without_checkpoints_only_the_best_export_is_missing(tmp_path, capsys):
     write_model(tmp_path / "m")
     write_data(tmp_path)
     wild = ["--epochs", "2", "--lr", "1e3", "--scheduler", "constant", "--warmup", "0"]
@@ -247,7 +248,7 @@ def test_without_checkpoints_there_is_no_best_export_and_the_rest_is_done(tmp_pa
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_tied", [False, True], ids=["own head", "tied head"])
-def test_adapters_are_saved_alone_and_exported_within_all_weights(tmp_path, is_tied):
+def test_adapters_are_saved_separately_and_exported_merged(tmp_path, is_tied):
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM
 
@@ -268,7 +269,7 @@ def test_adapters_are_saved_alone_and_exported_within_all_weights(tmp_path, is_t
 
 
 @pytest.mark.long
-def test_hugging_faces_own_model_learns_the_same(tmp_path, capsys):
+def test_hugging_face_model_trains_equally(tmp_path, capsys):
     write_model(tmp_path / "m")
     write_data(tmp_path)
     flags = [*FLAGS, "--steps", "4", "--no-export", "--val-file", "none"]
@@ -308,8 +309,8 @@ def test_another_architecture_is_trained_with_adapters(tmp_path, capsys):
 
 
 @pytest.mark.long
-def test_killed_ranks_go_on_to_the_same_end(tmp_path, home):
-    """Two ranks of the local engine; one is killed after its third step, and the job restarts them."""
+def test_killed_ranks_resume_to_the_same_result(tmp_path, home):
+    """One of two ranks of the local engine is killed after its third step, and the job restarts both."""
     write_model(tmp_path / "m")
     write_data(tmp_path)
     (tmp_path / "killed.py").write_text(KILLED)
@@ -329,7 +330,7 @@ def test_killed_ranks_go_on_to_the_same_end(tmp_path, home):
     whole, killed = (dict(read_losses(tmp_path / "o" / run)) for run in ("whole", "killed"))
     assert (tmp_path / "was_killed").exists()
     assert len(whole) > 8
-    assert killed == whole  # bit by bit: also the steps that were done twice
+    assert killed == whole  # equal bit for bit, even for repeated steps
     tokens = torch.arange(30)[None]
     exported = [
         logits_of(tmp_path / "o" / run / "export/best", tokens) for run in ("whole", "killed")

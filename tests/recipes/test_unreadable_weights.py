@@ -1,4 +1,4 @@
-"""Weights that are there and cannot be read are one sentence with a hint, not a traceback of a library."""
+"""Unreadable weights. The error is one sentence with a hint, not a traceback of a library."""
 
 from __future__ import annotations
 

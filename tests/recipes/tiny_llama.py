@@ -1,4 +1,4 @@
-"""A Llama of a few thousand weights, and a tokenizer of bytes: made here, nothing is downloaded."""
+"""Generated Llama with a few thousand weights, and a byte tokenizer. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TINY = LlamaConfig(
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Every byte is a token, then begin, end and padding; with a chat template."""
+    """Write a tokenizer with all bytes, then begin, end and padding, and with a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -53,7 +53,7 @@ CHAT_TEMPLATE = (
 
 
 def write_model(folder: Path, *, is_tied: bool = False, seed: int = 0) -> None:
-    """A folder with random weights, as a download would be, with its tokenizer."""
+    """Write a folder with random weights and their tokenizer, in the layout of a download."""
     from dataclasses import replace
 
     import torch

@@ -1,4 +1,4 @@
-"""The guide's launcher and function, word for word but for the import; torchvision is a stand-in."""
+"""Launcher and function of the guide, verbatim except for the import. torchvision is a stand-in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GUIDE_JOB = "pytorch-fashion-mnist-example"
 
 
 def run_guide(project: Path) -> str:
-    """Run it as a reader would, see that it says what the guide says, and return what went to stderr."""
+    """Run the guide as a reader would and check its documented output. Return stderr."""
     shutil.copytree(GUIDE, project)
     command = [sys.executable, "main_launcher.py"]
     ran = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=170)

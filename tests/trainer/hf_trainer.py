@@ -1,4 +1,4 @@
-"""A script with transformers' Trainer, as it runs under torchrun: a tiny model, generated data, gloo."""
+"""Script with transformers' Trainer as it runs under torchrun: a tiny model, generated data, gloo."""
 
 import torch
 import torch.distributed as dist
@@ -6,7 +6,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 
 class Counting(torch.utils.data.Dataset):
-    """Texts that count: each token is the one before and one more."""
+    """Texts that count. Each token is the previous one plus one."""
 
     def __len__(self):
         return 64

@@ -1,6 +1,7 @@
-"""The same calls on one of two clients, `python sdk_calls.py MODULE NAMESPACE`; what came of them, as JSON.
+"""Equal calls on one of two clients. Prints their results as JSON: `python sdk_calls.py MODULE NAMESPACE`.
 
-MODULE is kubeflow.trainer or windlass.trainer. Without a namespace: only what the module's names look like.
+MODULE is kubeflow.trainer or windlass.trainer. Without a namespace, it only prints the shape of the module's
+names.
 """
 
 import dataclasses
@@ -37,7 +38,7 @@ def fail():
 
 
 def describe(trainer) -> dict:
-    """Fields of records and parameters of methods, those that callers give."""
+    """Describe the fields of records, and the parameters of methods that callers set."""
     kinds = [getattr(trainer, name) for name in RECORDS]
     types = importlib.import_module(
         f"{trainer.__name__}.types" + (".types" if "kubeflow" in trainer.__name__ else "")
@@ -61,7 +62,7 @@ def describe(trainer) -> dict:
 
 
 def name_error(call) -> str:
-    """Which of the built-in errors it raises that the SDK documents."""
+    """Return which of the built-in errors that the SDK documents is raised."""
     try:
         call()
     except (ValueError, RuntimeError, TimeoutError) as error:
@@ -84,7 +85,7 @@ def run_calls(trainer, namespace: str) -> dict:
     seen["job"] = [job.name, job.status, job.num_nodes, sorted(step.name for step in job.steps)]
     seen["lines"] = [line for line in client.get_job_logs("sums") if line.startswith("rank")]
     failing = trainer.CustomTrainer(func=fail, **node)
-    limit = options.ActiveDeadlineSeconds(15)  # Kubeflow's own tries again and again until then
+    limit = options.ActiveDeadlineSeconds(15)  # Kubeflow's own client retries until then
     name = client.train(trainer=failing, options=[limit])
     seen["a name of its own"] = isinstance(name, str) and bool(name)
     seen["waiting for success"] = name_error(lambda: client.wait_for_job_status(name, timeout=120))

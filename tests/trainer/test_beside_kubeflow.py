@@ -1,6 +1,7 @@
-"""Side by side with the package `kubeflow`: the same names, and on a cluster calls with the same ends.
+"""Comparison with the package `kubeflow`: equal names and, on a cluster, calls with equal results.
 
-It is that of this interpreter, or of the one that WINDLASS_TEST_KUBEFLOW names; else these are skipped.
+The package is that of this interpreter, or of the one that WINDLASS_TEST_KUBEFLOW names. Otherwise these
+tests are skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from windlass.kube.objects.kinds import NAMESPACES
 
 CALLS = Path(__file__).parent / "sdk_calls.py"
 HAS_KUBEFLOW = importlib.util.find_spec("kubeflow") is not None
-# Read at once: tests run without the WINDLASS_ variables of their surroundings.
+# Read on import, because tests run without the WINDLASS_ variables of their environment.
 THEIRS = os.environ.get("WINDLASS_TEST_KUBEFLOW", sys.executable if HAS_KUBEFLOW else "")
 pytestmark = pytest.mark.skipif(
     not THEIRS, reason="needs the package kubeflow: the extra of that name"
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def run_calls(folder: Path, python: str, *arguments: str) -> Any:
-    """In a folder of its own: that is the project which travels."""
+    """Run the calls in a separate folder, which is the project that is sent."""
     folder.mkdir()
     script = shutil.copy(CALLS, folder)
     command = [python, str(script), *arguments]
@@ -41,14 +42,14 @@ def run_calls(folder: Path, python: str, *arguments: str) -> Any:
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-def test_names_and_fields_are_the_sdk_s(tmp_path):
+def test_names_and_fields_match_the_sdk(tmp_path):
     theirs = run_calls(tmp_path / "theirs", THEIRS, "kubeflow.trainer")
     assert run_calls(tmp_path / "ours", sys.executable, "windlass.trainer") == theirs
 
 
 @pytest.fixture
 def namespaces() -> Iterator[list[str]]:
-    """Two, without Pod Security: the SDK's pods run as root."""
+    """Yield two namespaces without Pod Security, because the SDK's pods run as root."""
     api = connect()
     made = [f"windlass-beside-{secrets.token_hex(4)}" for _ in range(2)]
     for name in made:
@@ -60,7 +61,7 @@ def namespaces() -> Iterator[list[str]]:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(420)
-def test_the_same_calls_have_the_same_ends(namespaces, tmp_path):
+def test_equal_calls_have_equal_results(namespaces, tmp_path):
     mine, other = namespaces
     with ThreadPoolExecutor() as pool:
         theirs = pool.submit(run_calls, tmp_path / "theirs", THEIRS, "kubeflow.trainer", other)

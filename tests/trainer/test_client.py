@@ -1,4 +1,4 @@
-"""TrainerClient on this machine: v1's calls and v2's, names that last, errors of both worlds."""
+"""TrainerClient on this machine: the calls of v1 and v2, persistent names, and the errors of both."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def client(monkeypatch, tmp_path):
         client.delete_job(job.name)
 
 
-def test_it_says_where_jobs_run(client, capsys):
+def test_it_logs_where_jobs_run(client, capsys):
     TrainerClient()
     said = capsys.readouterr().err.strip()
     assert client.engine == "local"
@@ -42,7 +42,7 @@ def test_it_says_where_jobs_run(client, capsys):
     assert "\n" not in said
 
 
-def test_the_guide_runs_as_it_is_written(client, home, tmp_path):
+def test_guide_runs_verbatim(client, home, tmp_path):
     assert "uses the engine local (there is no kubeconfig" in run_guide(tmp_path / "project")
     client.delete_job(GUIDE_JOB)
     assert list((home / "jobs").iterdir()) == []
@@ -79,7 +79,7 @@ def test_parameters_are_one_argument_as_in_v1(client):
     assert job.results(timeout_s=60) == [(0.1, AWKWARD)]
 
 
-def test_train_and_what_it_returns(client):
+def test_train_and_its_result(client):
     before = datetime.now(timezone.utc)
     trainer = CustomTrainer(func=make_sum(), func_args={"more": 1}, num_nodes=2)
     name = client.train(runtime="torch-distributed", trainer=trainer, options=[Name("adds")])
@@ -102,8 +102,8 @@ def test_train_and_what_it_returns(client):
 
 
 @pytest.mark.long
-def test_a_job_that_cannot_be_read_is_left_out_of_the_list(client, home, capsys):
-    """An older version wrote it: the others are listed all the same."""
+def test_unreadable_job_is_omitted_from_the_list(client, home, capsys):
+    """An older version wrote this job. The others are listed anyway."""
     for name in ("one", "two"):
         client.create_job(name, train_func=print)
         client.wait_for_job_conditions(name)
@@ -125,12 +125,12 @@ def test_a_job_without_a_name_gets_one(client):
     assert client.wait_for_job_status(name).status == "Complete"
 
 
-def test_processes_per_node_are_its_cpus_as_in_kubeflow_trainer(client):
+def test_processes_per_node_equal_its_cpus(client):
     trainer = CustomTrainer(func=make_sum(), num_nodes=2, resources_per_node={"cpu": 2})
     assert len(client.get_job(client.train(trainer=trainer)).results()) == 4
 
 
-def test_a_failure_comes_back_as_what_it_was(client, capsys):
+def test_failure_keeps_its_type(client, capsys):
     job = client.create_job("fails", train_func=make_failure(), num_workers=2)
     client.stream_logs("fails")
     assert "KeyError: 'boom'" in capsys.readouterr().err
@@ -147,7 +147,7 @@ def test_a_failure_comes_back_as_what_it_was(client, capsys):
     assert client.wait_for_job_conditions("fails", {"Failed"}) is client._names.find("fails")
 
 
-def test_waiting_has_an_end_and_calls_back(client, tmp_path):
+def test_waiting_times_out_and_calls_back(client, tmp_path):
     client.create_job("waits", train_func=make_wait(), parameters=str(tmp_path / "go"))
     seen = []
     client.wait_for_job_conditions("waits", {"Running"}, callback=lambda job: seen.append(job.name))
@@ -157,9 +157,9 @@ def test_waiting_has_an_end_and_calls_back(client, tmp_path):
     assert isinstance(caught.value, wl.WaitTimeout)
     assert next(client.get_job_logs("waits", follow=True)) == "waiting"
     (tmp_path / "go").touch()
-    told = []
-    client.wait_for_job_status("waits", callbacks=[lambda job: told.append(job.status)])
-    assert told[-1] == "Complete"
+    statuses = []
+    client.wait_for_job_status("waits", callbacks=[lambda job: statuses.append(job.status)])
+    assert statuses[-1] == "Complete"
 
 
 ELSEWHERE = """
@@ -170,7 +170,7 @@ print(client.get_job_status("lasting"), client.get_job("lasting").results())
 
 
 @pytest.mark.long
-def test_names_last_longer_than_a_process(client, tmp_path):
+def test_names_outlive_a_process(client, tmp_path):
     client.create_job("lasting", train_func=make_wait(), parameters=str(tmp_path / "go"))
     with pytest.raises(RuntimeError, match="job lasting already exists and is"):
         TrainerClient().create_job("lasting", train_func=print)
@@ -186,7 +186,7 @@ def test_names_last_longer_than_a_process(client, tmp_path):
 
 
 @pytest.mark.long
-def test_an_ended_job_is_replaced_and_a_running_one_is_not(client, tmp_path):
+def test_only_an_ended_job_is_replaced(client, tmp_path):
     go = tmp_path / "go"
     first = client.create_job("again", train_func=make_wait(), parameters=str(go), replace=True)
     with pytest.raises(RuntimeError, match="job again already exists") as caught:
@@ -202,8 +202,8 @@ def test_an_ended_job_is_replaced_and_a_running_one_is_not(client, tmp_path):
 
 
 @pytest.mark.long
-def test_of_two_that_start_one_name_at_once_one_is_refused(client):
-    """Whoever is refused leaves the other's job as it is."""
+def test_concurrent_starts_of_one_name_refuse_one(client):
+    """The refused start leaves the other job unchanged."""
 
     def start(_: int) -> object:
         try:
@@ -218,7 +218,7 @@ def test_of_two_that_start_one_name_at_once_one_is_refused(client):
     assert job.results(timeout_s=60) == [None]
 
 
-def test_delete_ends_it_and_leaves_nothing(client, home, tmp_path):
+def test_delete_ends_the_job_and_leaves_nothing(client, home, tmp_path):
     client.create_job("endless", train_func=make_wait(), parameters=str(tmp_path / "never"))
     client.wait_for_job_conditions("endless", {"Running"})
     client.delete_job("endless")
@@ -231,7 +231,7 @@ def test_delete_ends_it_and_leaves_nothing(client, home, tmp_path):
 
 
 @pytest.mark.long
-def test_packages_are_there_for_every_rank(client, tmp_path):
+def test_packages_are_installed_for_every_rank(client, tmp_path):
     make_wheel(tmp_path, "tiny_package", "1.0", value=7)
 
     def read():
@@ -254,7 +254,7 @@ def test_packages_are_there_for_every_rank(client, tmp_path):
 
 
 @pytest.mark.long
-def test_restarts_and_the_like_are_settings(client, tmp_path):
+def test_restarts_are_a_setting(client, tmp_path):
     def fail_once():
         import os
 
@@ -311,7 +311,7 @@ def test_restarts_and_the_like_are_settings(client, tmp_path):
         (lambda c: TrainerClient(backend_config="local"), "KubernetesBackendConfig(namespace=...)"),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_starts(client, home, call, message):
+def test_invalid_arguments_are_reported_and_nothing_starts(client, home, call, message):
     if "wait" in call.__code__.co_names[0]:
         client.create_job("x", train_func=print)
     with pytest.raises(ValueError) as caught:
@@ -321,14 +321,14 @@ def test_what_is_wrong_is_said_and_nothing_starts(client, home, call, message):
     assert not (home / "jobs").exists() or "wait" in call.__code__.co_names[0]
 
 
-def test_a_function_that_cannot_be_called_so_leaves_nothing(client, home):
+def test_function_with_wrong_arguments_leaves_nothing(client, home):
     with pytest.raises(wl.SpecError, match="cannot be called"):
         client.create_job("x", train_func=lambda: None, parameters={"a": 1})
     assert not (home / "jobs").exists()
     assert client.list_jobs() == []
 
 
-def test_a_step_that_is_not_there(client):
+def test_missing_step_is_reported(client):
     client.create_job("x", train_func=print)
     with pytest.raises(ValueError, match="the steps are node-0 to node-0, or all"):
         client.get_job_logs("x", step="dataset-initializer")

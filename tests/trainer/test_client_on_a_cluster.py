@@ -1,4 +1,4 @@
-"""TrainerClient on a cluster with Kubeflow Trainer: what kubectl shows, and that nothing is left."""
+"""TrainerClient on a cluster with Kubeflow Trainer: the objects that kubectl shows, and their removal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from windlass.trainer.options import Name, TrainerCommand
 
 pytestmark = pytest.mark.cluster
 LLM_IMAGE = "localhost/llm:testbed"
-ONE_CPU = {"cpu": 1}  # pods that ask for none wait for all others on a busy machine
+ONE_CPU = {"cpu": 1}  # on a busy machine, pods without a request wait for all others
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def client(api: Api) -> Iterator[TrainerClient]:
 
 
 def list_objects(api: Api, job: str) -> list[str]:
-    """Everything whose name starts with the job's."""
+    """Return all objects whose name starts with the job's name."""
     kinds = (TRAIN_JOBS, TRAINING_RUNTIMES, JOBS, PODS, SECRETS, SERVICES, NETWORK_POLICIES)
     return [
         f"{kind.name}/{name_of(body)}"
@@ -87,10 +87,10 @@ def read_event_kinds(client: TrainerClient) -> set[str]:
     return {event.involved_object_kind for event in client.get_job_events("custom")}
 
 
-def test_the_guide_runs_as_it_is_written(api, monkeypatch, tmp_path):
+def test_guide_runs_verbatim(api, monkeypatch, tmp_path):
     monkeypatch.setenv("WINDLASS_NAMESPACE", api.namespace)
     assert "uses the engine trainjob in namespace" in run_guide(tmp_path / "project")
-    client = TrainerClient()  # another process than the one that made it
+    client = TrainerClient()  # another process than the one that created the job
     assert client.get_job_status(GUIDE_JOB) == "Succeeded"
     wait_for(lambda: read_conditions(api, GUIDE_JOB).get("Complete", False), "it is Complete")
     assert {f"TrainJob/{GUIDE_JOB}", f"Secret/{GUIDE_JOB}"} < set(list_objects(api, GUIDE_JOB))
@@ -118,7 +118,7 @@ def test_a_custom_trainer_succeeds_fails_and_its_name_is_free_again(api, client)
     wait_for(lambda: {"JobSet", "Job", "Pod"} <= read_event_kinds(client), "events of all kinds")
     client.delete_job("custom")
 
-    # two processes per node, as a node has two CPUs; and at once, while the cluster still tidies up
+    # Two processes per node, as a node has two CPUs. The cluster may still be deleting the first job.
     failing = CustomTrainer(func=make_failure(), resources_per_node={"cpu": 2})
     client.train(trainer=failing, options=options)
     with pytest.raises(RuntimeError, match=r"is Failed: .*boom"):
@@ -134,7 +134,7 @@ def test_a_custom_trainer_succeeds_fails_and_its_name_is_free_again(api, client)
     wait_for(lambda: not list_objects(api, "custom"), "nothing is left")
 
 
-def test_without_an_image_a_job_has_its_runtime_s(api, monkeypatch):
+def test_job_without_an_image_uses_that_of_its_runtime(api, monkeypatch):
     monkeypatch.delenv("WINDLASS_IMAGE")
     client = TrainerClient(namespace=api.namespace)
     job = client.create_job("no-image", train_func=lambda: "ran", resources_per_worker=ONE_CPU)
@@ -158,7 +158,7 @@ def test_a_container_runs_its_command_once_per_node(client):
     ]
 
 
-def test_a_container_that_fails_is_failed(client):
+def test_failed_container_fails_the_job(client):
     container = CustomTrainerContainer(image=client._settings.image, env={"CODE": "3"})
     options = [Name("exits"), TrainerCommand(["sh", "-c", 'echo "leaving with $CODE"; exit $CODE'])]
     client.train(trainer=container, options=options)
@@ -168,7 +168,7 @@ def test_a_container_that_fails_is_failed(client):
         client.get_job("exits").results()
 
 
-def test_a_trainjob_that_others_made_is_known_by_its_name(api, space, client):
+def test_trainjob_of_others_is_found_by_name(api, space, client):
     plan = make_pod_plan(job_id="theirs", nodes=1, procs=2, image=space.image)
     code, exported = make_plain_trainjob(plan, script=ALL_REDUCE, rendezvous=Rendezvous())
     api.create(CONFIG_MAPS, code)
@@ -196,7 +196,7 @@ def test_runtimes(client):
     assert client.list_jobs() == []
 
 
-def test_the_image_of_a_client_goes_before_that_of_a_runtime(api: Api, space: Space) -> None:
+def test_image_of_the_client_overrides_that_of_the_runtime(api: Api, space: Space) -> None:
     client = TrainerClient(engine="trainjob", namespace=api.namespace, image=space.image)
     options = [Name("mine")]
     client.train("torch-distributed", trainer=CustomTrainer(func=make_sum()), options=options)
@@ -209,7 +209,7 @@ def test_the_image_of_a_client_goes_before_that_of_a_runtime(api: Api, space: Sp
 
 def make_fsdp() -> Any:
     def train_sharded(parameters: dict[str, int]) -> tuple[bool, list[int]]:
-        """What each rank has of the model, and whether training helped."""
+        """Return each rank's share of the model, and whether training reduced the loss."""
         import torch
         import torch.distributed as dist
         from torch.distributed.fsdp import fully_shard
@@ -277,7 +277,7 @@ def test_a_script_with_transformers_trainer_through_a_trainjob(api, monkeypatch,
     wait_for(lambda: not api.list(TRAIN_JOBS, labels=names.LABEL_JOB), "nothing is left")
 
 
-def test_plain_jobs_where_there_is_no_trainer(api):
+def test_plain_jobs_without_kubeflow_trainer(api):
     client = TrainerClient(engine="kubernetes", namespace=api.namespace)
     job = client.create_job(
         "plain", train_func=make_sum(), num_procs_per_worker=2, resources_per_worker=ONE_CPU

@@ -1,4 +1,4 @@
-"""Which engine a TrainerClient uses, and why: asked of a server that serves what a test says."""
+"""Engine that a TrainerClient selects, and the reason, against a server with scripted APIs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pick(engine="", backend=None, **settings) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("backend", [None, KubernetesBackendConfig()])
-def test_trainjobs_where_the_cluster_serves_them_else_its_jobs(cluster, backend):
+def test_trainjobs_if_the_cluster_serves_them_else_jobs(cluster, backend):
     engine, why = pick(backend=backend)
     assert engine == "kubernetes"
     assert why.endswith("; this cluster does not serve TrainJob (trainer.kubeflow.org/v1alpha1)")
@@ -39,7 +39,7 @@ def test_trainjobs_where_the_cluster_serves_them_else_its_jobs(cluster, backend)
     assert why.endswith("; it serves TrainJob")
 
 
-def test_what_is_said_wins(cluster, monkeypatch):
+def test_explicit_engine_wins(cluster, monkeypatch):
     cluster.served = SERVED
     assert pick(engine="pytorchjob") == ("pytorchjob", "engine='pytorchjob'")
     assert pick(backend=LocalProcessBackendConfig())[0] == "local"
@@ -51,7 +51,7 @@ def test_what_is_said_wins(cluster, monkeypatch):
     assert "did you mean trainjob?" in str(caught.value)
 
 
-def test_a_backend_s_place_is_a_setting(cluster):
+def test_backend_location_is_a_setting(cluster):
     _, settings = pick_engine("", KubernetesBackendConfig(namespace="mine", context="here"), {})
     assert (settings.namespace, settings.context) == ("mine", "here")
     with pytest.raises(ValueError, match="set KUBECONFIG"):
@@ -68,7 +68,7 @@ def test_without_a_kubeconfig(tmp_path, monkeypatch):
         pick(backend=KubernetesBackendConfig())
 
 
-def test_it_is_said_in_one_line(cluster, capsys):
+def test_selection_is_logged_in_one_line(cluster, capsys):
     TrainerClient()
     assert capsys.readouterr().err == (
         "windlass: TrainerClient uses the engine kubernetes in namespace space (the kubeconfig's context "

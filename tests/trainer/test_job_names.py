@@ -1,4 +1,4 @@
-"""Names of jobs on a cluster: the object's own where they can be, found again, never two of one."""
+"""Names of jobs on a cluster. An object keeps its given name if possible, and no two share one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cluster(tmp_path, monkeypatch) -> Iterator[StoringCluster]:
         yield cluster
 
 
-def test_the_object_has_the_job_s_name(cluster):
+def test_object_has_the_job_name(cluster):
     job = TrainerClient().create_job("mine", train_func=print)
     assert job.job.id == "mine"
     assert {"jobs/mine", "secrets/mine"} <= set(cluster.names())
@@ -36,7 +36,7 @@ def test_the_object_has_the_job_s_name(cluster):
         TrainerClient().create_job("mine", train_func=print)
 
 
-def test_what_is_refused_leaves_nothing(cluster, home):
+def test_refused_job_leaves_nothing(cluster, home):
     cluster.refused = "secrets"
     with pytest.raises(WindlassError, match="secrets are refused here"):
         TrainerClient().create_job("mine", train_func=print)
@@ -46,7 +46,7 @@ def test_what_is_refused_leaves_nothing(cluster, home):
     assert TrainerClient().create_job("mine", train_func=print).job.id == "mine"
 
 
-def test_a_name_that_somebody_freed_in_the_cluster_is_free_here(cluster):
+def test_name_freed_in_the_cluster_can_be_reused(cluster):
     TrainerClient().create_job("mine", train_func=print)
     for plural in list(cluster.objects):
         cluster.put(plural)
@@ -55,7 +55,7 @@ def test_a_name_that_somebody_freed_in_the_cluster_is_free_here(cluster):
     assert TrainerClient().create_job("mine", train_func=print).job.id == "mine"
 
 
-def test_a_job_of_that_name_in_another_place_is_another(cluster, home):
+def test_job_of_equal_name_elsewhere_is_another_job(cluster, home):
     folder = home / "kubernetes" / "mine"
     folder.mkdir(parents=True)
     place = {"context": "here", "namespace": "another"}

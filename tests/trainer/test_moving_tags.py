@@ -1,4 +1,4 @@
-"""Images under a tag that moves: pulled for TrainerClient only where they are missing, and not silently."""
+"""Images with moving tags. TrainerClient pulls them only where they are missing, and logs that."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from windlass.trainer.translate import keep_present
 
 
 @pytest.mark.parametrize("image", ["docker.io/a/b:latest", "a/b", "host:5000/b"])
-def test_a_tag_that_moves_is_taken_as_nodes_have_it(image):
+def test_moving_tag_uses_the_image_on_the_node(image):
     patch, note = keep_present(image)
-    for called in ("windlass", "node", "pytorch"):  # as kinds call it
+    for called in ("windlass", "node", "pytorch"):  # the name that kind uses
         plan = make_pod_plan(image=image, patch=patch)
         template = make_template(plan, FileNames(keys=(), num_parts=0), container=called)
         (container,) = template["spec"]["containers"]
@@ -23,5 +23,5 @@ def test_a_tag_that_moves_is_taken_as_nodes_have_it(image):
 
 
 @pytest.mark.parametrize("image", ["", "a/b:1.2", "a/b:latest@sha256:00"])
-def test_nothing_is_said_of_others(image):
+def test_other_images_are_not_logged(image):
     assert keep_present(image) == ({}, "")

@@ -1,4 +1,4 @@
-"""What can be imported from windlass.trainer, and what is said of the rest of the SDK's names."""
+"""Names in windlass.trainer, and the errors for the SDK's other names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import windlass.trainer
 
 
-def test_all_names_are_there():
+def test_all_names_exist():
     for name in windlass.trainer.__all__:
         assert getattr(windlass.trainer, name).__name__ == name
     assert set(windlass.trainer.__all__) <= set(dir(windlass.trainer))
@@ -28,21 +28,21 @@ def test_all_names_are_there():
         ("update_trainjob_status", "windlass.report("),
     ],
 )
-def test_what_has_no_meaning_here_says_what_to_use(name, advice):
+def test_unsupported_names_have_a_hint(name, advice):
     with pytest.raises(ImportError) as caught:
         importlib.import_module("windlass.trainer").__getattr__(name)
     assert advice in str(caught.value)
 
 
-def test_other_names_are_not():
+def test_unknown_names_raise():
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = windlass.trainer.nonsense
 
 
 @pytest.mark.parametrize("code", ["import windlass; windlass.submit", "import windlass.trainer"])
-def test_nobody_pays_for_what_is_not_used(code):
-    told = f"{code}\nimport json, sys; print(json.dumps(list(sys.modules)))"
-    command = [sys.executable, "-c", told]
+def test_import_loads_no_unused_modules(code):
+    script = f"{code}\nimport json, sys; print(json.dumps(list(sys.modules)))"
+    command = [sys.executable, "-c", script]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
     loaded = set(json.loads(answer.stdout))
     assert "windlass.trainer.client" not in loaded

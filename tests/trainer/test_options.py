@@ -14,12 +14,12 @@ from windlass.trainer.options import (
 from windlass.trainer.sdk_errors import WrongArgument
 
 
-def test_nothing():
+def test_no_options():
     options = read_sdk_options(None)
     assert (options.name, options.command, dict(options.settings)) == ("", (), {})
 
 
-def test_all_of_them():
+def test_all_options():
     options = read_sdk_options(
         [
             Name("first"),
@@ -42,11 +42,11 @@ def test_all_of_them():
 
 
 class Nane:
-    """Near a name that is known."""
+    """Option whose name is close to a known one."""
 
 
 class RuntimePatch:
-    """As the SDK's own is called."""
+    """Option with the name that the SDK uses."""
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ class RuntimePatch:
         (ActiveDeadlineSeconds(0), "a whole number from 1"),
     ],
 )
-def test_what_is_wrong(option, message):
+def test_invalid_options_are_refused(option, message):
     with pytest.raises(WrongArgument) as caught:
         read_sdk_options([option])
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Resources as the SDKs write them."""
+"""Resources in the notation of the SDKs."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_settings(resources, settings):
         (["cpu"], "resources_per_worker must be a dict"),
     ],
 )
-def test_what_is_wrong(resources, message):
+def test_invalid_resources_are_refused(resources, message):
     with pytest.raises(WrongArgument) as caught:
         read_resources(resources, "resources_per_worker")
     assert message in str(caught.value)
@@ -52,5 +52,5 @@ def test_what_is_wrong(resources, message):
         ({"cpu": "100m"}, 1),
     ],
 )
-def test_processes_per_node_as_kubeflow_trainer_counts_them(resources, processes):
+def test_processes_per_node_match_kubeflow_trainer(resources, processes):
     assert count_processes(resources, "resources_per_node") == processes

@@ -1,4 +1,4 @@
-"""A status in the words of the SDKs."""
+"""Statuses in the terms of the SDKs."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def make_status(phase: Phase, *, reason: str = "", restarted: bool = False) -> J
         (make_status(Phase.ENDED), "Unknown", "Unknown"),
     ],
 )
-def test_words(status, v1, v2):
+def test_status_words(status, v1, v2):
     assert (name_v1(status), name_v2(status)) == (v1, v2)
 
 

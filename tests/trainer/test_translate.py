@@ -1,4 +1,4 @@
-"""From the SDKs' words to those of `wl.submit`."""
+"""Translation of the SDKs' arguments to those of `wl.submit`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_job(**given: Any) -> JobRequest:
     return read_v1_job(print, **{**keywords, **given})
 
 
-def test_as_little_as_can_be():
+def test_minimal_arguments():
     request = read_job()
     assert (request.target, request.args, request.kwargs) == (print, (), {})
     assert request.settings == {"nodes": 1, "env": {}}
@@ -79,7 +79,7 @@ def test_packages_are_steps():
     assert request.settings["env"] == {"A": "1"}
 
 
-def test_a_package_without_a_list_is_not_its_letters():
+def test_single_package_is_not_split_into_letters():
     request = read_job(packages="einops", pip_index_urls="https://a/simple")
     (step,) = json.loads(request.settings["env"].pop(names.STEPS))
     assert step["packages"] == ["--index-url", "https://a/simple", "einops"]
@@ -113,7 +113,7 @@ def test_v2():
     }
 
 
-def test_a_container_is_its_command_in_its_image():
+def test_container_runs_its_command_in_its_image():
     options = read_sdk_options([TrainerCommand(["torchrun", "/app/main.py"]), TrainerArgs(["--x"])])
     request = read_trainer(CustomTrainerContainer(image="torch:1", num_nodes=2), options)
     assert request.target == ("torchrun", "/app/main.py", "--x")

@@ -1,4 +1,4 @@
-"""A BuiltinTrainer is the recipe for language models: its words, and what is refused."""
+"""BuiltinTrainer, which runs the recipe for language models: its command, and refused settings."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def read(initializer: Any = MODEL, **settings: Any) -> JobRequest:
 
 
 def read_words(request: JobRequest) -> Any:
-    """The recipe's settings, as it reads the words itself."""
+    """Return the recipe's settings, parsed from the command as the recipe does."""
     assert isinstance(request.target, tuple)
     assert request.target[: len(RECIPE)] == RECIPE
     return read_llm_options(request.target[len(RECIPE) :], {})
 
 
-def test_little_is_the_recipes_own():
+def test_defaults_are_those_of_the_recipe():
     request = read()
     assert read_words(request) == read_llm_options(["--model", "org/name"], {})
     assert request.name == "tuned"
@@ -85,7 +85,7 @@ def test_everything_that_is_supported():
         ),
     ],
 )
-def test_what_the_recipe_cannot_do_is_refused_by_name(settings, shown):
+def test_unsupported_settings_are_refused_by_name(settings, shown):
     with pytest.raises(WrongArgument, match=shown):
         read(**settings)
 
@@ -98,13 +98,13 @@ def test_a_config_of_another_kind_and_a_command_are_refused():
         read_trainer(BuiltinTrainer(config=TorchTuneConfig()), command, MODEL)
 
 
-def test_runtimes_of_torchtune_are_known_by_name():
+def test_torchtune_runtimes_are_accepted():
     assert is_for_tuning("torchtune-llama3.2-1b")
     assert not is_for_tuning("torch-distributed")
     assert not is_for_tuning(None)
 
 
-def test_the_sdks_own_objects_are_understood():
+def test_sdk_objects_are_accepted():
     types = pytest.importorskip("kubeflow.trainer.types.types")
     config = types.TorchTuneConfig(
         dtype=types.DataType.FP32, peft_config=types.LoraConfig(lora_rank=2)

@@ -1,17 +1,17 @@
-"""Functions for the tests of TrainerClient. Made in functions, they travel by value."""
+"""Functions for the tests of TrainerClient. They are defined in functions, so they are sent by value."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-# Shells, and here-documents above all, would change it; SDKs that send source as text did.
+# Shells and here-documents would change this text. SDKs that send source as text did.
 AWKWARD = "$5 ${HOME} $(echo pwned) `date` \"double\" 'single' a\\nb %s {x}"
 
 
 def make_sum() -> Callable[..., Any]:
-    """All ranks add up theirs; what is returned shows that all of it arrived."""
-    from math import factorial  # a global of no module that a node has
+    """Return a function that sums a value of each rank. Its result shows that everything arrived intact."""
+    from math import factorial  # a global that is in no module of a node
 
     bias = {"closure": AWKWARD}
 
@@ -31,7 +31,7 @@ def make_sum() -> Callable[..., Any]:
 
 
 def make_failure() -> Callable[..., Any]:
-    """The last rank raises, the others wait for it."""
+    """Return a function that raises on the last rank while the others wait for it."""
 
     def fail_on_last(message: str = "boom") -> None:
         import os
@@ -47,7 +47,7 @@ def make_failure() -> Callable[..., Any]:
 
 
 def make_wait() -> Callable[..., Any]:
-    """Waits until somebody makes a file, or for ever."""
+    """Return a function that waits until a file exists."""
 
     def wait_for_file(path: str) -> str:
         import time

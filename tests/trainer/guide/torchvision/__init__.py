@@ -1,1 +1,1 @@
-"""A stand-in with as much of torchvision as the guide uses: its images are generated, nothing is fetched."""
+"""Stand-in for the parts of torchvision that the guide uses. Images are generated, not downloaded."""

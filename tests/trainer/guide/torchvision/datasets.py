@@ -1,4 +1,4 @@
-"""Few images, of which a class is the brightness."""
+"""Small image dataset in which the brightness is the class."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Images are tensors already."""
+"""Transforms for images that are already tensors."""
 
 
 class Compose:
