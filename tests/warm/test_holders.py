@@ -11,7 +11,7 @@ import warm_tasks as tasks
 from waits import wait_for
 
 import windlass as kt
-from windlass.client.compute.nodes.idle_computes import (
+from windlass.client.compute.nodes.find_computes import (
     IdleComputes,
     remove_by_call,
     remove_by_command,

@@ -21,8 +21,7 @@ from windlass.agent.agent_context import AgentContext
 from windlass.agent.fork_server_client import ForkServer
 from windlass.agent.inputs import Inputs
 from windlass.agent.lead.jobs.job_lead import JobLead
-from windlass.agent.lead.lead_links import Lead
-from windlass.agent.lead.lead_server import LeadServer
+from windlass.agent.lead.lead_server import Lead, LeadServer
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead_requests import report_end
 from windlass.agent.link import endpoints

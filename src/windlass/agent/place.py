@@ -90,12 +90,12 @@ def _find(environ: Mapping[str, str], *variables: str) -> tuple[str, str] | None
 
 
 def _find_index(environ: Mapping[str, str], host: str) -> int | None:
-    found = _find(environ, *(source.index for source in SOURCES))
-    if found == (names.NODE_INDEX, names.INDEX_FROM_LEAD):
+    variable = _find(environ, *(source.index for source in SOURCES))
+    if variable == (names.NODE_INDEX, names.INDEX_FROM_LEAD):
         return None
-    if found is not None:
+    if variable is not None:
         first = environ.get(names.FIRST_INDEX) or "0"
-        return _read_number(*found) + _read_number(names.FIRST_INDEX, first)
+        return _read_number(*variable) + _read_number(names.FIRST_INDEX, first)
     ordinal = _ORDINAL.search(host.partition(".")[0])
     if ordinal is None:
         variables = ", ".join(source.index for source in SOURCES)
@@ -108,13 +108,13 @@ def _find_index(environ: Mapping[str, str], host: str) -> int | None:
 
 
 def _find_num_nodes(environ: Mapping[str, str]) -> int | None:
-    found = _find(environ, *(source.num_nodes for source in SOURCES))
-    if found is None:
+    variable = _find(environ, *(source.num_nodes for source in SOURCES))
+    if variable is None:
         return None
-    number = _NUM_NODES.fullmatch(found[1])
+    number = _NUM_NODES.fullmatch(variable[1])
     if number is None:
         raise EngineError(
-            f"{found[0]} is {found[1]!r:.40}, which is not a number of nodes",
+            f"{variable[0]} is {variable[1]!r:.40}, which is not a number of nodes",
             hint="it must be a number from 1, or MIN:MAX",
         )
     return int(number[1])

@@ -20,7 +20,7 @@ from typing import Any
 from windlass.errors import EngineError
 from windlass.trusted import find_private_fault, make_private
 from windlass.wire import pickling
-from windlass.wire.tensor_pickling import IN_BAND_BYTES
+from windlass.wire.pickling import IN_BAND_BYTES
 
 Segment = bytes | bytearray | memoryview
 

@@ -30,7 +30,7 @@ class RecordingClient:
         self.lines = []
         self.is_over = asyncio.Event()
 
-    def tell(self, message, _body=b"", _file=""):
+    def send(self, message, _body=b"", _file=""):
         header = message.to_header()
         if header["type"] == "said":
             self.lines.append(header["line"])

@@ -2,15 +2,16 @@
 
 Each attempt of a job has its own world. On a compute, a fresh world serves one call. A kept world stays
 in its slot until it is replaced or one of its ranks dies. The leads decide which work runs on a world and
-what follows from its end. Must not import messages of calls when it is loaded, because that would delay
-the start of jobs.
+what follows from its end. `Changes` lets a lead wait for a condition. Must not import messages of calls
+when it is loaded, because that would delay the start of jobs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,25 @@ from windlass.wire.messages.worlds import EndWorld, WorldCleared
 
 if TYPE_CHECKING:
     from windlass.wire.messages.calls import WorldAsked
+
+
+class Changes(asyncio.Event):
+    """Event to set after every change. Only one task at a time may wait for a condition."""
+
+    async def until(self, is_so: Callable[[], bool], *, timeout_s: float | None) -> bool:
+        """Wait for a condition. Return False if it is still false after `timeout_s`."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        while not is_so():
+            self.clear()
+            left_s = None if deadline is None else deadline - loop.time()
+            if left_s is not None and left_s <= 0:
+                return False
+            try:
+                await asyncio.wait_for(self.wait(), left_s)
+            except asyncio.TimeoutError:
+                return is_so()
+        return True
 
 
 _KEPT_WORLDS = 200

@@ -17,7 +17,7 @@ from windlass.cli.error_output import say_verdict
 from windlass.cli.flags import job_argument, json_option, load_settings
 from windlass.cli.show import print_json, render_span
 from windlass.cli.verb_table import Verb
-from windlass.client.compute.nodes.idle_computes import explain_by
+from windlass.client.compute.nodes.find_computes import explain_by
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.live_view import LiveView, follow, render_status_line

@@ -138,7 +138,7 @@ def _make_view(*, quiet: bool, as_json: bool) -> View:
 
 
 def _follow(job: Job, view: View, interrupts: Interrupts, settings: Settings) -> JobStatus:
-    from windlass.client.compute.nodes.idle_computes import explain_by
+    from windlass.client.compute.nodes.find_computes import explain_by
     from windlass.client.jobs.live_view import follow
 
     try:

@@ -12,7 +12,7 @@ from windlass import names, records
 from windlass.cli.flags import job_argument, json_option, load_settings
 from windlass.cli.show import print_json, print_pairs, render_age, render_clock, render_span
 from windlass.cli.verb_table import Verb
-from windlass.client.compute.nodes.idle_computes import explain_by
+from windlass.client.compute.nodes.find_computes import explain_by
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.live_view import render_progress
 from windlass.client.terminal import one_line

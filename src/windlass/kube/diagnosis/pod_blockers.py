@@ -77,9 +77,13 @@ def find_pod_blockers(
     return sorted(_merge(blockers), key=lambda blocker: (blocker.rank, blocker.since_s))
 
 
-def _make(found: Diagnosis, *, pod: str = "", since_s: float = 0.0) -> Blocker:
+def _make(diagnosis: Diagnosis, *, pod: str = "", since_s: float = 0.0) -> Blocker:
     return Blocker(
-        reason=found.reason, message=found.message, hint=found.hint, pod=pod, since_s=since_s
+        reason=diagnosis.reason,
+        message=diagnosis.message,
+        hint=diagnosis.hint,
+        pod=pod,
+        since_s=since_s,
     )
 
 
@@ -119,11 +123,11 @@ def _find_uncreated(
     failures = events_of(events, maker.kind, maker.name, *_REFUSED)
     if present >= wanted or not failures or event_last_s(failures[-1]) < maker.created_s:
         return
-    found = diagnose_create(str(failures[-1].get("message", "")))
+    diagnosis = diagnose_create(str(failures[-1].get("message", "")))
     missing = wanted - present
-    message = f"{missing} of {wanted} pods cannot be created: {found.message}{_left(found, quotas)}"
-    found = Diagnosis(reason=found.reason, message=message, hint=found.hint)
-    yield _make(found, since_s=event_first_s(failures[0]))
+    message = f"{missing} of {wanted} pods cannot be created: {diagnosis.message}{_left(diagnosis, quotas)}"
+    diagnosis = Diagnosis(reason=diagnosis.reason, message=message, hint=diagnosis.hint)
+    yield _make(diagnosis, since_s=event_first_s(failures[0]))
 
 
 def _find_uncreated_workers(
@@ -137,15 +141,15 @@ def _find_uncreated_workers(
     newest_s = max((created_s(pod) for pod in pods), default=maker.created_s)
     if not failures or event_last_s(failures[-1]) < newest_s:
         return
-    found = diagnose_create(str(failures[-1].get("message", "")))
-    message = f"pods of workers cannot be created: {found.message}{_left(found, quotas)}"
-    found = Diagnosis(reason=found.reason, message=message, hint=found.hint)
-    yield _make(found, since_s=event_first_s(failures[0]))
+    diagnosis = diagnose_create(str(failures[-1].get("message", "")))
+    message = f"pods of workers cannot be created: {diagnosis.message}{_left(diagnosis, quotas)}"
+    diagnosis = Diagnosis(reason=diagnosis.reason, message=message, hint=diagnosis.hint)
+    yield _make(diagnosis, since_s=event_first_s(failures[0]))
 
 
-def _left(found: Diagnosis, quotas: Sequence[Object]) -> str:
+def _left(diagnosis: Diagnosis, quotas: Sequence[Object]) -> str:
     """Name the other exhausted limits of a quota, since the event names only the first one."""
-    if found.reason != reasons.QUOTA:
+    if diagnosis.reason != reasons.QUOTA:
         return ""
     full = []
     for quota in quotas:
@@ -156,7 +160,7 @@ def _left(found: Diagnosis, quotas: Sequence[Object]) -> str:
         full += [
             f"{name} {used[name]} of {limit}"
             for name, limit in hard.items()
-            if name not in found.message and limit not in ("0", 0) and used.get(name) == limit
+            if name not in diagnosis.message and limit not in ("0", 0) and used.get(name) == limit
         ]
     return f"; also used up: {', '.join(full)}" if full else ""
 
@@ -196,18 +200,18 @@ def _find_in_pods(
         if (lost := _read_lost(pod)) is not None:
             yield lost
         elif scheduled.get("reason") == "Unschedulable":
-            found = _diagnose_once(known, pod, str(scheduled.get("message", "")), nodes)
-            found = _name_claim(found, pod, claims)
+            diagnosis = _diagnose_once(known, pod, str(scheduled.get("message", "")), nodes)
+            diagnosis = _name_claim(diagnosis, pod, claims)
             yield _make(
-                found, pod=name, since_s=read_time(scheduled["lastTransitionTime"]) or since_s
+                diagnosis, pod=name, since_s=read_time(scheduled["lastTransitionTime"]) or since_s
             )
         elif scheduled.get("reason") == "SchedulingGated":
             message = "the scheduler may not place it yet: it has a scheduling gate"
             hint = "a queue like Kueue lifts it; kubectl describe pod shows which gate"
-            found = Diagnosis(reason=reasons.GATED, message=message, hint=hint)
-            yield _make(found, pod=name, since_s=since_s)
-        elif (diagnosis := diagnose_container(pod)) is not None:
+            diagnosis = Diagnosis(reason=reasons.GATED, message=message, hint=hint)
             yield _make(diagnosis, pod=name, since_s=since_s)
+        elif (problem := diagnose_container(pod)) is not None:
+            yield _make(problem, pod=name, since_s=since_s)
         elif from_events := list(
             _read_events(pod, by_name.get(name, ())) if phase == "Pending" else ()
         ):
@@ -222,8 +226,8 @@ def _read_start_errors(pods: Sequence[Object]) -> Iterator[Blocker]:
     for pod in pods:
         terminated = container_of(pod).get("state", {}).get("terminated") or {}
         text = " ".join(str(terminated.get("message") or "").split())
-        if found := diagnose_start(image_of(pod), text):
-            yield _make(found, pod=name_of(pod), since_s=created_s(pod))
+        if diagnosis := diagnose_start(image_of(pod), text):
+            yield _make(diagnosis, pod=name_of(pod), since_s=created_s(pod))
             return
 
 
@@ -246,10 +250,10 @@ def _read_lost(pod: Object) -> Blocker | None:
     )
 
 
-def _name_claim(found: Diagnosis, pod: Object, claims: Sequence[Object]) -> Diagnosis:
+def _name_claim(diagnosis: Diagnosis, pod: Object, claims: Sequence[Object]) -> Diagnosis:
     """Name the unbound claim, which the scheduler does not report, from the pod and the claims."""
-    if found.reason != reasons.VOLUME or '"' in found.message:
-        return found
+    if diagnosis.reason != reasons.VOLUME or '"' in diagnosis.message:
+        return diagnosis
     volumes = pod.get("spec", {}).get("volumes") or ()
     used = {(v.get("persistentVolumeClaim") or {}).get("claimName") for v in volumes} - {None}
     pending = [c for c in claims if c.get("status", {}).get("phase") != "Bound"]
@@ -261,7 +265,7 @@ def _name_claim(found: Diagnosis, pod: Object, claims: Sequence[Object]) -> Diag
         f"the volume claim {quoted}{of_class} is not bound: nothing has provided its volume yet"
     )
     hint = f"kubectl describe pvc {' '.join(names_of)} shows why. Often its storage class does not exist"
-    return Diagnosis(reason=found.reason, message=message, hint=hint) if names_of else found
+    return Diagnosis(reason=diagnosis.reason, message=message, hint=hint) if names_of else diagnosis
 
 
 def _is_retried_by_node(event: Object) -> bool:
@@ -280,22 +284,22 @@ def _read_events(pod: Object, events: Sequence[Object]) -> Iterator[Blocker]:
     ]
     if failed and pod_events[-1] is failed[-1]:  # otherwise a retry succeeded
         text = " ".join(str(failed[-1].get("message", "")).split())
-        found = Diagnosis(
+        diagnosis = Diagnosis(
             reason=reasons.MOUNT,
             message=f"a volume cannot be mounted: {text}",
             hint="correct --volume or --secret, or make what is missing",
         )
-        yield _make(found, pod=name, since_s=event_first_s(failed[0]))
+        yield _make(diagnosis, pod=name, since_s=event_first_s(failed[0]))
         return
     pulls = [event for event in pod_events if event.get("reason") in ("Pulling", "Pulled")]
     if pulls and pulls[-1].get("reason") == "Pulling":
         image = str(pod["spec"]["containers"][0].get("image", ""))
-        found = Diagnosis(
+        diagnosis = Diagnosis(
             reason=reasons.PULLING,
             message=f"the node is pulling the image {image}",
             hint="a big image takes minutes the first time on a node",
         )
-        yield _make(found, pod=name, since_s=event_first_s(pulls[-1]))
+        yield _make(diagnosis, pod=name, since_s=event_first_s(pulls[-1]))
 
 
 def _find_crashes(
@@ -309,12 +313,12 @@ def _find_crashes(
         last = dead[-1]
         words = describe_exit(container_of(last)["state"]["terminated"])
         line = last_lines.get(name_of(last), "").strip()
-        found = Diagnosis(
+        diagnosis = Diagnosis(
             reason=reasons.CRASH_LOOP,
             message=f"its pod ended {len(dead)} times: {words}{f', {line}' if line else ''}",
             hint="windlass logs JOB shows its last lines",
         )
-        yield _make(found, pod=name_of(last), since_s=created_s(dead[0]))
+        yield _make(diagnosis, pod=name_of(last), since_s=created_s(dead[0]))
 
 
 def _ended_by_error(pod: Object) -> bool:

@@ -14,18 +14,17 @@ import time
 from typing import Any
 
 from windlass import names
+from windlass.agent.lead.attempt import StopRequest
 from windlass.agent.lead.calls.call_queue import CallHistory, CallQueue, Inactivity
 from windlass.agent.lead.calls.call_runner import CallRunner
 from windlass.agent.lead.calls.call_state import Call, RankAnswer
 from windlass.agent.lead.calls.ready_nodes import ReadyNodes, make_setup
 from windlass.agent.lead.calls.world_pool import WorldPool
-from windlass.agent.lead.changes import Changes
 from windlass.agent.lead.clusters import Cluster, Clusters, make_meeting_handlers
 from windlass.agent.lead.node_table import NodeNews, NodeTable, SendBody
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.stores import Stores
-from windlass.agent.lead.verdicts import StopRequest
-from windlass.agent.lead.world import WorldTable, keep_log
+from windlass.agent.lead.world import Changes, WorldTable, keep_log
 from windlass.agent.link.payload_parts import Ship
 from windlass.agent.projects import Projects
 from windlass.agent.silence_limits import SIGHT, Parting, SilenceLimits

@@ -10,15 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from windlass.agent.lead.attempt import SETTLE_S
+from windlass.agent.lead.attempt import SETTLE_S, StopRequest
 from windlass.agent.lead.calls.call_queue import CallHistory
 from windlass.agent.lead.calls.call_state import Call
 from windlass.agent.lead.calls.ready_nodes import MustMake, NotReady
 from windlass.agent.lead.calls.world_pool import CLEAR_MARGIN_S, WorldPool
-from windlass.agent.lead.changes import Changes
 from windlass.agent.lead.node_table import NodeTable
-from windlass.agent.lead.verdicts import StopRequest
-from windlass.agent.lead.world import World, WorldTable, prune_logs
+from windlass.agent.lead.world import Changes, World, WorldTable, prune_logs
 from windlass.agent.silence_limits import Parting
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.messages.calls import CallAgain, CallStarted

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from windlass import names
 from windlass.agent.lead.calls.call_state import Call
-from windlass.agent.lead.changes import Changes
 from windlass.agent.lead.node_table import NodeTable
+from windlass.agent.lead.world import Changes
 from windlass.agent.projects import Projects
 from windlass.bundle.manifest import EMPTY
 from windlass.errors import WindlassError

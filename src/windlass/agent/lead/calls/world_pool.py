@@ -15,12 +15,11 @@ from dataclasses import replace
 
 from windlass.agent.lead.calls.call_state import Call
 from windlass.agent.lead.calls.ready_nodes import MustMake, NotReady, ReadyNodes
-from windlass.agent.lead.changes import Changes
 from windlass.agent.lead.clusters import Clusters
 from windlass.agent.lead.node_table import JoinedNode, NodeTable
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.stores import Store, Stores
-from windlass.agent.lead.world import World, WorldTable, make_world_nodes
+from windlass.agent.lead.world import Changes, World, WorldTable, make_world_nodes
 from windlass.frameworks.framework import load_framework
 from windlass.plan.plan import Plan, make_nodes
 from windlass.records import to_json

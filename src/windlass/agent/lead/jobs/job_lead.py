@@ -1,7 +1,8 @@
 """Lead of a job: part of node 0's agent that decides when attempts start, end and are retried.
 
 It gets reports about ranks from all nodes, including its own. It sends orders to nodes and writes the job
-status. Nodes manage processes, and connections are handled by `agent.lead.lead_links`.
+status. After the ranks have ended, it waits for the logs and results that nodes still have to send, and
+reports missing results. Nodes manage processes, and `agent.lead.lead_server` handles connections.
 """
 
 from __future__ import annotations
@@ -13,22 +14,29 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from windlass import names
-from windlass.agent.lead.attempt import SETTLE_S, Attempt, RankNews
-from windlass.agent.lead.changes import Changes
+from windlass.agent.lead.attempt import SETTLE_S, Attempt, RankNews, StopRequest
 from windlass.agent.lead.clusters import Cluster, Clusters, MeetingPoint, make_meeting_handlers
 from windlass.agent.lead.jobs.next_attempt import Budget, Gathering
-from windlass.agent.lead.jobs.owed_results import OwedResults
 from windlass.agent.lead.node_table import JoinedNode, NodeNews, NodeTable, SendBody
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.stores import Store, Stores
-from windlass.agent.lead.verdicts import StopRequest
-from windlass.agent.lead.world import World, WorldTable
+from windlass.agent.lead.world import Changes, World, WorldTable
 from windlass.agent.silence_limits import SIGHT, Parting, SilenceLimits
 from windlass.frameworks.framework import load_framework
 from windlass.plan.plan import Plan
+from windlass.spec.work import Function
+from windlass.wire.job_folder import JobFolder
 from windlass.wire.lead_handover import LeadHandover, Seat
 from windlass.wire.message import Handlers, Message
-from windlass.wire.messages.jobs import JoinLead, KeepHandover, ReleaseRanks, StartAttempt
+from windlass.wire.messages.jobs import (
+    FilesFlushed,
+    FlushFiles,
+    JoinLead,
+    KeepHandover,
+    ReleaseRanks,
+    StartAttempt,
+)
+from windlass.wire.messages.link import FilePiece
 from windlass.wire.messages.worlds import WorldCleared
 from windlass.wire.status import FailureKind, Phase, Verdict, make_job_verdict
 
@@ -36,6 +44,81 @@ if TYPE_CHECKING:
     from windlass.agent.link.payload_parts import Ship
 
 logger = logging.getLogger(__name__)
+_STALL_S = 60.0  # how long nodes may send nothing
+
+
+class OwedResults:
+    """Nodes that were asked for the files of their ranks, and those that have sent all of them."""
+
+    def __init__(self, nodes: NodeTable, changed: Changes, status_writer: StatusWriter) -> None:
+        self._nodes = nodes
+        self._changed = changed
+        self._status_writer = status_writer
+        self._asked: dict[int, JoinedNode] = {}
+        self._flushed: set[int] = set()
+        self._num_pieces = 0  # of files that nodes have sent
+        self.handlers: Handlers = {FilesFlushed: self._take_flushed, FilePiece: self._count_piece}
+
+    async def collect(self, attempt: Attempt, *, is_complete: bool) -> None:
+        """Wait for the remaining files while data arrives.
+
+        If all ranks have returned (`is_complete`), also wait for lost nodes that have not sent a result.
+        """
+        owing: set[int] = set()
+
+        def is_over() -> bool:
+            self._ask_joined()
+            gone = {index for index in self._find_owing(attempt) if index not in self._nodes}
+            owing.update(gone if is_complete else ())
+            return self._flushed.issuperset(self._nodes.here()) and not (is_complete and gone)
+
+        num_pieces = -1
+        while num_pieces != self._num_pieces:
+            num_pieces = self._num_pieces
+            if await self._changed.until(is_over, timeout_s=_STALL_S):
+                break
+        owing.update(set(self._nodes.here()) - self._flushed)
+        self._report_missing({i: r for i, r in self._find_owing(attempt).items() if i in owing})
+
+    def _ask_joined(self) -> None:
+        for index in self._nodes.here():  # including nodes that have just come back
+            if self._asked.get(index) is not self._nodes[index]:
+                self._asked[index] = self._nodes[index]
+                self._flushed.discard(index)
+                self._nodes.order(index, FlushFiles())
+
+    def _find_owing(self, attempt: Attempt) -> dict[int, list[int]]:
+        return find_owing(attempt, self._status_writer.folder)
+
+    def _report_missing(self, owing: dict[int, list[int]]) -> None:
+        for index, ranks in owing.items():
+            why = f"sent nothing more for {_STALL_S:g} s" if index in self._nodes else "was lost"
+            message = render_missing(self._nodes.plan.nodes[index].name, ranks, why)
+            self._status_writer.add_condition("warning", names.REASON_RESULT_MISSING, message)
+
+    def _take_flushed(self, index: int, _message: FilesFlushed, _body: bytes) -> None:
+        self._flushed.add(index)
+
+    def _count_piece(self, _index: int, _message: FilePiece, _body: bytes) -> None:
+        self._num_pieces += 1
+
+
+def find_owing(attempt: Attempt, folder: JobFolder) -> dict[int, list[int]]:
+    """Return the ranks of an attempt whose results are missing, by node."""
+    if not isinstance(attempt.world.work, Function) or attempt.number < 0:
+        return {}
+    missing = {
+        node.index: [r for r in node.ranks if not folder.result(attempt.number, r).exists()]
+        for node in attempt.world.nodes
+    }
+    return {index: ranks for index, ranks in missing.items() if ranks}
+
+
+def render_missing(node: str, ranks: list[int], why: str) -> str:
+    """Return the message about missing results of a node."""
+    which = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    return f"the result of {which} is missing: {node} {why} before sending it"
+
 
 _SETTLE_LOST_S = 6.0  # time until a silent node is reported as lost
 _STOP_MARGIN_S = 5.0

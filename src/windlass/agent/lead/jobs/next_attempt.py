@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from windlass import names
-from windlass.agent.lead.changes import Changes
+from windlass.agent.lead.attempt import StopRequest
 from windlass.agent.lead.node_table import NodeTable
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.lead.verdicts import StopRequest
+from windlass.agent.lead.world import Changes
 from windlass.plan.plan import Plan
 from windlass.wire.lead_handover import LeadHandover, Seat, choose_memory
 from windlass.wire.states import MomentName

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from windlass.client.compute.nodes.compute_connection import ask_at
 from windlass.client.compute.nodes.compute_keywords import speak_python
 from windlass.client.compute.nodes.compute_spec import Wanted
-from windlass.client.compute.nodes.idle_computes import IdleComputes, remove_by_call
+from windlass.client.compute.nodes.find_computes import IdleComputes, remove_by_call
 from windlass.client.terminal import say, waiting_line
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, WindlassError
