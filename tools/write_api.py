@@ -5,6 +5,7 @@ Editors and type checkers read the keywords from that file, because they cannot 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -85,7 +86,8 @@ def _render_class(
     lines = [f"class {name}({bases}, total=False):", f'    """{about}"""', ""]
     for keyword in keywords:
         if keyword not in inherited:
-            lines += [f"    {keyword.name}: {keyword.type}", f'    """{_quote(keyword.help)}"""']
+            text = textwrap.fill(_quote(keyword.help), 100, subsequent_indent=" " * 4)
+            lines += [f"    {keyword.name}: {keyword.type}", f'    """{text}"""']
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -84,7 +84,7 @@ def test_a_folder_that_is_gone(place):
     leave = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m windlass.cli.main"
     ran = _shell(f"{leave} run hello.py")
     assert ran.returncode == 2
-    assert "the current folder is gone" in ran.stderr
+    assert "the current folder no longer exists" in ran.stderr
     gone.mkdir()
     assert _shell(f"{leave} ls").returncode == 0
 

@@ -212,9 +212,9 @@ def test_pretended_gpus_are_as_many_ranks_on_the_cpu(way, tmp_path, monkeypatch,
     if way == "file":
         (tmp_path / "windlass.toml").write_text("pretend_gpus = true\n")
     assert wl.run(look, gpus=2, **given) == [(0, "")] * 2
-    assert capfd.readouterr().err.count("2 GPU(s) per node are pretended, ranks use the CPU") == 1
+    assert capfd.readouterr().err.count("ranks use the CPU in place of 2 GPU(s) per node") == 1
     assert wl.submit(look, gpus=2, nodes=2, **given).results() == [(0, "")] * 2 + [(1, "")] * 2
-    assert capfd.readouterr().err.count("2 GPU(s) per node are pretended, ranks use the CPU") == 1
+    assert capfd.readouterr().err.count("ranks use the CPU in place of 2 GPU(s) per node") == 1
 
 
 @pytest.mark.long
@@ -223,7 +223,7 @@ def test_pretended_gpus_of_a_compute_and_a_deployed_name(eight, capfd):
     try:
         remote = wl.fn(look).to(compute).distribute("pytorch", workers=1)
         assert remote() == [(0, "")] * 2
-        assert "2 GPU(s) per node are pretended" in capfd.readouterr().err
+        assert "in place of 2 GPU(s) per node" in capfd.readouterr().err
         wider = wl.fn(look).to(compute).distribute("pytorch", workers=2)
         assert wider() == [(0, "")] * 2 + [(1, "")] * 2
     finally:

@@ -82,7 +82,8 @@ class JobOrAppKeywords(TypedDict, total=False):
     timeout_s: float | str | None
     """end the job this long after it first starts"""
     lease_s: float | str | None
-    """time that an attached job survives without its client (default: chosen by the engine: 5s on local, 5m in pods)"""
+    """time that an attached job survives without its client (default: chosen by the engine: 5s on local,
+    5m in pods)"""
     join_timeout_s: float | str | None
     """time to wait for all nodes (default: chosen by the engine: 1m on local, 30m in pods)"""
     runtime: str
@@ -103,7 +104,7 @@ class ComputeOrAppKeywords(TypedDict, total=False):
     """Keywords of computes and apps."""
 
     image: str | Image
-    """the pods' image, and the steps that prepare it"""
+    """image of the pods, with the steps that prepare it"""
     env: Mapping[str, object]
     """environment variables for every rank"""
     secrets: Sequence[Secret | str]
@@ -111,13 +112,13 @@ class ComputeOrAppKeywords(TypedDict, total=False):
     volumes: Sequence[Volume | str]
     """volumes that every node mounts"""
     tolerations: Sequence[str | Mapping[str, str]]
-    """taints to tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT, or tables as Kubernetes has them"""
+    """taints to tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT, or tables like those of Kubernetes"""
     working_dir: str
-    """the folder to run in, seen from the project's folder"""
+    """folder to run in, relative to the project's folder"""
     pod_patch: str | PathLike[str] | Mapping[str, Any] | None
     """YAML, or a YAML file, to merge into the pod template"""
     root: str
-    """the project's folder; empty: found from the code's"""
+    """folder of the project (default: found from the code)"""
 
 
 class JobKeywords(NodeKeywords, JobOrAppKeywords, total=False):
@@ -132,7 +133,8 @@ class JobKeywords(NodeKeywords, JobOrAppKeywords, total=False):
     gpus: int
     """GPUs per node"""
     framework: str
-    """framework that sets up the ranks: pytorch, spmd, ray, monarch or command (default: pytorch, or command for a command)"""
+    """framework that sets up the ranks: pytorch, spmd, ray, monarch or command (default: pytorch, or
+    command for a command)"""
     name: str
     """name of the job (default: made from the target)"""
     env: Mapping[str, str | int]
@@ -142,7 +144,8 @@ class JobKeywords(NodeKeywords, JobOrAppKeywords, total=False):
     preload: Sequence[str] | None
     """modules to import once, before ranks are forked (default: torch, if the code imports it)"""
     image: str
-    """container image of the pods, with Python and torch (default: pytorch/pytorch with the local version of torch)"""
+    """container image of the pods, with Python and torch (default: pytorch/pytorch with the local version
+    of torch)"""
     in_image: bool
     """run a target that is part of the image, and upload no code"""
     tolerations: Sequence[str]
@@ -150,7 +153,8 @@ class JobKeywords(NodeKeywords, JobOrAppKeywords, total=False):
     secrets: Sequence[str]
     """Secrets to pass on: NAME, VAR=NAME:KEY or NAME:/folder"""
     volumes: Sequence[str]
-    """volumes to mount: CLAIM:/path, new:10Gi:/path[:RWX][:CLASS] (deleted with the job), emptydir[:5Gi]:/path"""
+    """volumes to mount: CLAIM:/path, new:10Gi:/path[:RWX][:CLASS] (deleted with the job),
+    emptydir[:5Gi]:/path"""
     rdzv_backend: Literal["c10d", "etcd", "etcd-v2"]
     """rendezvous backend of torchrun, where etcd means etcd-v2"""
 
@@ -159,15 +163,15 @@ class ComputeKeywords(NodeKeywords, ComputeOrAppKeywords, total=False):
     """Keywords of `Compute` and `@compute`."""
 
     name: str
-    """the compute's name; empty: made from what is sent to it first"""
+    """name of the compute (default: made from the first function or class sent to it)"""
     engine: str
-    """what provides the nodes; empty: a cluster if there is one, else local"""
+    """engine that provides the nodes (default: a cluster if there is one, or local)"""
     gpus: int
     """GPUs per node"""
     inactivity_ttl: float | str | None
-    """end the nodes when nothing was called for this long; None: never"""
+    """end the nodes after this time without calls, or None to keep them"""
     launch_timeout: float | str
-    """how long to wait for the nodes"""
+    """time to wait for the nodes"""
     preload: Sequence[str] | None
     """modules to import once, before ranks are forked (default: torch, if the code imports it)"""
     start: Literal["fork", "spawn"]
@@ -187,17 +191,17 @@ class CallKeywords(TypedDict, total=False):
     """Keywords of `fn`, `cls` and `.options`."""
 
     timeout: float | str | None
-    """end a call after so long: seconds, or text like 5m"""
+    """end a call after this time, in seconds or as text like 5m"""
     stream: bool
-    """a call returns an iterator of what a generator yields on rank 0"""
+    """return an iterator over what a generator yields on rank 0"""
     collect: Literal["all", "head"]
-    """whose values return: every rank's, or rank 0's"""
+    """return the values of all ranks, or of rank 0"""
     ranks: int | Iterable[int] | None
-    """the ranks that run the call; None: all"""
+    """ranks that run the call (default: all)"""
     keep: Literal["", "process"]
-    """process: ranks stay, with what they hold; empty: fresh ones for each call"""
+    """keep the ranks and their state with process (default: new ranks for each call)"""
     reload: Literal["auto", "never"]
-    """auto: changed code is sent before a call; never: ranks keep the code they have"""
+    """send changed code before a call (auto), or keep the code of the ranks (never)"""
     logs: bool
     """show what ranks print"""
 
@@ -206,7 +210,7 @@ class OtherDistributeKeywords(TypedDict, total=False):
     """Keywords of `.distribute` beside its own parameters."""
 
     worker_node_options: Mapping[str, str | float] | None
-    """with ray, what each worker has: cpus, gpus, memory; None: what the head has"""
+    """cpus, gpus and memory of each worker, with ray (default: like the head)"""
     num_workers: int | str
     """the same as workers"""
     replicas: int | str
@@ -225,8 +229,9 @@ class DistributeKeywords(OtherDistributeKeywords, total=False):
     """Keywords of `@distribute`."""
 
     framework: str
-    """how ranks are set up: pytorch, spmd, ray, monarch or command; empty: the setting, else pytorch"""
+    """framework that sets up the ranks: pytorch, spmd, ray, monarch or command (default: the setting, or
+    pytorch)"""
     workers: int | str
-    """how many nodes, with ray beside the head; "2:4": at least 2, at most 4"""
+    """number of nodes, with ray in addition to the head, or a range such as "2:4\""""
     procs: int | None
-    """ranks per node; None: one per GPU, else one"""
+    """ranks per node (default: one per GPU, or 1)"""

@@ -1,8 +1,8 @@
-"""The keywords of the public functions: name, type, default and meaning of each, from the table of settings.
+"""Keywords of the public functions, with name, type, default and meaning, from the table of settings.
 
-What is not a setting, or takes more than the setting does (an Image as `image`), is written here. `make api`
-writes `client/keyword_types.py` from these tables, for editors and type checkers; `show_keywords` puts them
-into what `inspect.signature` and `help()` show. Values are checked elsewhere.
+Keywords that are not settings, or accept more than the setting does (an Image as `image`), are defined here.
+`make api` writes `client/keyword_types.py` from these tables, for editors and type checkers. `show_keywords`
+adds them to `inspect.signature` and `help()`. Values are checked elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from windlass.settings.table import BY_NAME, SETTINGS, Setting
 
-# what other tools call the keywords of `.distribute`
+# names that other tools use for the keywords of `.distribute`
 ALSO = {
     **dict.fromkeys(("num_workers", "replicas", "nodes"), "workers"),
     **dict.fromkeys(("num_proc", "procs_per_worker", "nproc_per_node"), "procs"),
@@ -35,8 +35,8 @@ _TYPES = {
 }
 
 
-class Keyword(NamedTuple):  # a dataclass would take a millisecond of every start
-    """One keyword: its type as an annotation, what it is if left out, and what it means."""
+class Keyword(NamedTuple):  # a dataclass would add a millisecond to every start
+    """One keyword: its name, its type as an annotation, its default and its meaning."""
 
     name: str
     type: str
@@ -67,38 +67,44 @@ def _is(name: str, kind: str, default: object, text: str) -> Keyword:
 
 JOB = tuple(map(_make_keyword, SETTINGS))  # of run and submit
 
-# where a compute or an app takes more than a setting does, or something else
+# keywords of computes and apps that accept more than a setting does, or something else
 _OF_NODES = (
-    _is("image", "str | Image", "", "the pods' image, and the steps that prepare it"),
+    _is("image", "str | Image", "", "image of the pods, with the steps that prepare it"),
     _is("env", "Mapping[str, object]", {}, BY_NAME["env"].help),
     _is("secrets", "Sequence[Secret | str]", (), "secrets for the ranks, as variables or files"),
     _is("volumes", "Sequence[Volume | str]", (), "volumes that every node mounts"),
     _is(
         *("tolerations", "Sequence[str | Mapping[str, str]]", ()),
-        "taints to tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT, or tables as Kubernetes has them",
+        "taints to tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT, or tables like those of Kubernetes",
     ),
-    _is("working_dir", "str", "", "the folder to run in, seen from the project's folder"),
+    _is("working_dir", "str", "", "folder to run in, relative to the project's folder"),
     _is("pod_patch", "str | PathLike[str] | Mapping[str, Any] | None", None, BY_NAME["patch"].help),
-    _is("root", "str", "", "the project's folder; empty: found from the code's"),
+    _is("root", "str", "", "folder of the project (default: found from the code)"),
 )
 _USUAL = (
     *_settings("cpus", "memory", "gpus", "gpu_type", "namespace", "node_selector"),
     *_settings("priority_class", "service_account", "queue", "shm", "labels", "annotations"),
 )
 COMPUTE = (
-    _is("name", "str", "", "the compute's name; empty: made from what is sent to it first"),
     _is(
-        "engine", "str", "", "what provides the nodes; empty: a cluster if there is one, else local"
+        "name",
+        "str",
+        "",
+        "name of the compute (default: made from the first function or class sent to it)",
+    ),
+    _is(
+        *("engine", "str", ""),
+        "engine that provides the nodes (default: a cluster if there is one, or local)",
     ),
     *_USUAL,
     *_OF_NODES,
     _is(
         *("inactivity_ttl", "float | str | None", "1h"),
-        "end the nodes when nothing was called for this long; None: never",
+        "end the nodes after this time without calls, or None to keep them",
     ),
-    _is("launch_timeout", "float | str", "15m", "how long to wait for the nodes"),
+    _is("launch_timeout", "float | str", "15m", "time to wait for the nodes"),
 )
-# for those who know the settings
+# keywords for advanced use
 COMPUTE_MORE = (
     *_settings("context", "requests", "ephemeral_storage", "gpu_label", "gpu_resource", "spread"),
     *_settings("pack", "pull_secrets", "run_as", "python", "preload", "grace_s", "peer_wait_s"),
@@ -113,31 +119,33 @@ APP = (
     _is("launch_timeout", "float | str | None", None, BY_NAME["join_timeout_s"].help),
     *(one for one in JOB if one.name not in {*_DECIDED, *(own.name for own in _OF_NODES)}),
 )
-# of `fn`, `cls` and `.options`
+# keywords of `fn`, `cls` and `.options`
 CALL = (
     _is(
-        "timeout", "float | str | None", None, "end a call after so long: seconds, or text like 5m"
+        *("timeout", "float | str | None", None),
+        "end a call after this time, in seconds or as text like 5m",
     ),
-    _is("stream", "bool", False, "a call returns an iterator of what a generator yields on rank 0"),
+    _is("stream", "bool", False, "return an iterator over what a generator yields on rank 0"),
     _is(
-        "collect", 'Literal["all", "head"]', "all", "whose values return: every rank's, or rank 0's"
+        *("collect", 'Literal["all", "head"]', "all"),
+        "return the values of all ranks, or of rank 0",
     ),
-    _is("ranks", "int | Iterable[int] | None", None, "the ranks that run the call; None: all"),
+    _is("ranks", "int | Iterable[int] | None", None, "ranks that run the call (default: all)"),
     _is(
         *("keep", 'Literal["", "process"]', ""),
-        "process: ranks stay, with what they hold; empty: fresh ones for each call",
+        "keep the ranks and their state with process (default: new ranks for each call)",
     ),
     _is(
         *("reload", 'Literal["auto", "never"]', "auto"),
-        "auto: changed code is sent before a call; never: ranks keep the code they have",
+        "send changed code before a call (auto), or keep the code of the ranks (never)",
     ),
     _is("logs", "bool", True, "show what ranks print"),
 )
-# of `.distribute`, after framework, workers and procs: the same in the words of other tools
+# keywords of `.distribute` after framework, workers and procs, with the names of other tools
 DISTRIBUTE_MORE = (
     _is(
         *("worker_node_options", "Mapping[str, str | float] | None", None),
-        "with ray, what each worker has: cpus, gpus, memory; None: what the head has",
+        "cpus, gpus and memory of each worker, with ray (default: like the head)",
     ),
     *(
         _is(name, _DISTRIBUTE_TYPES[meant], None, f"the same as {meant}")
@@ -147,26 +155,27 @@ DISTRIBUTE_MORE = (
 DISTRIBUTE = (
     _is(
         *("framework", "str", ""),
-        "how ranks are set up: pytorch, spmd, ray, monarch or command; empty: the setting, else pytorch",
+        "framework that sets up the ranks: pytorch, spmd, ray, monarch or command (default: the setting, "
+        "or pytorch)",
     ),
     _is(
         *("workers", "int | str", 1),
-        'how many nodes, with ray beside the head; "2:4": at least 2, at most 4',
+        'number of nodes, with ray in addition to the head, or a range such as "2:4"',
     ),
-    _is("procs", "int | None", None, "ranks per node; None: one per GPU, else one"),
+    _is("procs", "int | None", None, "ranks per node (default: one per GPU, or 1)"),
     *DISTRIBUTE_MORE,
 )
 
 
 def show_keywords(*tables: Iterable[Keyword]) -> Callable[[_Function], _Function]:
-    """Decorate a function that takes keywords in one mapping: `help()` shows each, and what it means."""
+    """Decorate a function that takes keywords in one mapping, so that `help()` shows each of them."""
     keywords = [keyword for table in tables for keyword in table]
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
         own = dict(signature.parameters)
         mapping, _ = own.popitem()
-        # `Unpack` of a class that only checkers import: nothing that a running program can look up
+        # `Unpack` refers to a class that only type checkers import, so it cannot be resolved here.
         function.__annotations__[mapping] = Any
         more = [keyword for keyword in keywords if keyword.name not in own]
         shown: Any = function

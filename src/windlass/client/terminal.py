@@ -1,9 +1,9 @@
-"""Text for terminals: our own lines, the current wait, and what ranks print during a call.
+"""Text for terminals: messages of Windlass, the current wait, and the output of ranks during a call.
 
-What a rank prints must not be able to do more than print: colours (SGR) may stay, every other escape
-sequence and every control character but tab and newline is taken out. A process has one line for waits,
-rewritten as time passes; other output erases it first. A call's stdout goes to stdout and its stderr to
-stderr, each line with its rank unless there is only one.
+Output of ranks must not control the terminal. Colours (SGR) are kept. Every other escape sequence is removed,
+and so is every control character except tab and newline. A process has one line for waits, which is
+rewritten as time passes, and other output erases it first. A call's stdout goes to stdout and its stderr to
+stderr. Each line has its rank, unless there is only one rank.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PALETTE = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 
 
 def clean(text: str, *, colour: bool) -> str:
-    """The text without anything that moves cursors, sets titles or rings bells."""
+    """Return the text without sequences that move the cursor, set the title or ring the bell."""
     if "\x1b" in text:
         kept = _ESCAPES.sub(lambda m: m[0] if colour and _SGR.fullmatch(m[0]) else "", text)
         text = kept + _RESET if "\x1b" in kept else kept
@@ -40,7 +40,7 @@ def clean(text: str, *, colour: bool) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text that somebody else wrote as one harmless line."""
+    """Return untrusted text as one line without control characters."""
     return clean(" ".join(text.split()), colour=False)
 
 
@@ -52,19 +52,19 @@ def say(text: str) -> None:
 
 
 def paint(text: str, code: int | str, *, colour: bool) -> str:
-    """The text in a colour, where colours are wanted."""
+    """Return the text in a colour, if `colour` is True."""
     return f"\x1b[{code}m{text}{_RESET}" if colour else text
 
 
 def render_line(line: LogLine, *, colour: bool) -> str:
-    """One line with its `[node/rank]`, or `[node]` where it is none of a rank's."""
-    who = f"[{line.node}/{line.rank}]" if line.rank >= 0 else f"[{line.node}]"
-    prefix = paint(who, rank_colour(line.rank), colour=colour)
+    """Return one line with its `[node/rank]`, or `[node]` for a line that no rank wrote."""
+    source = f"[{line.node}/{line.rank}]" if line.rank >= 0 else f"[{line.node}]"
+    prefix = paint(source, rank_colour(line.rank), colour=colour)
     return f"{prefix} {clean(line.text, colour=colour)}"
 
 
 def render_seconds(seconds: float) -> str:
-    """1.2s, 42s, 3m05s, 2h10m."""
+    """Render a duration as 1.2s, 42s, 3m05s or 2h10m."""
     if seconds < 10:
         return f"{max(0.0, seconds):.1f}s"
     whole = round(seconds)
@@ -76,7 +76,7 @@ def render_seconds(seconds: float) -> str:
 
 
 def wrap_advice(message: str, hint: str, width: int) -> str:
-    """In lines that end at spaces, so that names can be copied; what to do about it begins one of its own."""
+    """Wrap a message at spaces, so that names can be copied. The hint starts on its own line."""
     lines = _wrap(message, width, indent="  ")
     if hint:
         lines += _wrap(f"  -> {hint}", width, indent="     ")
@@ -94,14 +94,14 @@ def rank_colour(rank: int) -> int:
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Whether a stream is a terminal whose user has not said no (NO_COLOR)."""
+    """Return whether to use colours on a stream: a terminal without NO_COLOR."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(os.environ.get("FORCE_COLOR")) or is_terminal(stream)
 
 
 def can_draw(stream: TextIO) -> bool:
-    """Whether lines on this stream can be erased and drawn anew."""
+    """Return whether lines on this stream can be erased and redrawn."""
     return is_terminal(stream) and os.environ.get("TERM") != "dumb"
 
 
@@ -116,7 +116,7 @@ _REDRAW_S = 0.5
 
 
 class WaitLine:
-    """The line that says what this process waits for."""
+    """Line on stderr that shows what this process is waiting for."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -125,7 +125,7 @@ class WaitLine:
         self._is_drawn = False
 
     def show(self, message: str, hint: str = "") -> None:
-        """This is waited for. What was said already is not said again, only for how long by now."""
+        """Show what is waited for. A message that is already shown only gets a new duration."""
         message, hint = one_line(message), one_line(hint)
         text, now_s = add_hint(message, hint), time.monotonic()
         is_new = text != self._text
@@ -135,7 +135,7 @@ class WaitLine:
             if is_new:
                 self._write(f"windlass: {text}\n")
             return
-        if is_new and len(self._render(text, now_s)) > _width():  # then whole, and above the line
+        if is_new and len(self._render(text, now_s)) > _width():  # printed in full above the line
             lines = wrap_advice(f"windlass: {message}", hint, _width())
             self._write(f"{self._begin()}{lines}\n")
             self._is_drawn = False
@@ -161,13 +161,13 @@ class WaitLine:
         sys.stderr.flush()
 
     def erase(self) -> None:
-        """Something else is written, or nothing is waited for any more."""
+        """Erase the line before other output, or at the end of the wait."""
         if self._is_drawn:
             self._write("\r\x1b[2K")
             self._is_drawn = False
 
     def end(self) -> None:
-        """What was waited for has come: the same is news when it is waited for again."""
+        """End the wait. The same message is printed again if it is waited for again."""
         self.erase()
         self._text = ""
 
@@ -180,7 +180,7 @@ waiting_line = WaitLine()
 
 
 class LogEcho:
-    """Shows the lines of one call."""
+    """Printer for the log lines of one call."""
 
     def __init__(self, *, num_ranks: int, procs: int = 1) -> None:
         self._is_alone = num_ranks == 1
@@ -188,7 +188,7 @@ class LogEcho:
         self._begun: dict[tuple[int, str], bytes] = {}  # lines that have not ended
 
     def show(self, rank: int, data: bytes) -> None:
-        """Records of one rank's log."""
+        """Print records of the log of one rank."""
         for line in data.splitlines(keepends=True):
             record = read_record(line)
             if record is not None:
@@ -206,7 +206,7 @@ class LogEcho:
         self._print(rank, record.at_s, record.stream, text)
 
     def close(self) -> None:
-        """Show lines that never ended."""
+        """Print unfinished lines."""
         for (rank, stream), text in self._begun.items():
             self._print(rank, 0.0, stream, text)
         self._begun.clear()

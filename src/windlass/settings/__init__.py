@@ -1,7 +1,7 @@
-"""Settings: flags > environment > project file > user file > default, and where each came from.
+"""Settings and their sources: flags > environment > project file > user file > default.
 
-`table` is what may be set, `reading` finds and checks it. Every command imports this, so
-parsers are loaded on use.
+`table` lists the settings, and `reading` finds and checks their values. Every command imports this package,
+so parsers are loaded on use.
 """
 
 from __future__ import annotations

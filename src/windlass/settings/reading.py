@@ -1,7 +1,7 @@
 """Reading settings: flags > environment > project file > user file > default.
 
-Pure but for reading the two files: the environment and the folder to start from are arguments. A file names
-programs that will be run, so one that somebody else may have put there is ignored, and that is said.
+Performs no I/O except reading the two files. The environment and the start folder are arguments. A file names
+programs that will be run, so a file that another user may have written is ignored with a warning.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ PROJECT_FILE = "windlass.toml"
 
 
 def start_folder() -> Path:
-    """Where project settings are looked for: here, unless this folder is gone."""
+    """Return the folder where the search for project settings starts.
+
+    This is the current folder, or the home folder if the current folder no longer exists.
+    """
     from pathlib import Path
 
     try:
@@ -47,7 +50,7 @@ def start_folder() -> Path:
 
 
 def read_settings_here(flags: Mapping[str, object]) -> Settings:
-    """All settings as they hold for this process, with these flags."""
+    """Return the settings of this process with these flags."""
     return read_settings(flags=flags, environ=os.environ, start=start_folder())
 
 
@@ -58,10 +61,10 @@ def read_settings(
     start: Path,
     user_file: Path | None = None,
 ) -> Settings:
-    """All settings as they hold in the folder `start`; a flag that is None was not given.
+    """Return the settings that apply in the folder `start`. A flag that is None was not given.
 
-    A table (`env`) is joined over its sources, key by key; else the strongest source wins.
-    `user_file` is the usual place below $XDG_CONFIG_HOME or ~/.config unless given.
+    The keys of a table (`env`) are merged from all sources. For other settings the source with the highest
+    priority wins. `user_file` defaults to the file below $XDG_CONFIG_HOME or ~/.config.
     """
     for name in flags:
         find_setting(name)
@@ -84,7 +87,7 @@ def read_settings(
 def _resolve(
     setting: Setting, layers: Sequence[Source], environ: Mapping[str, str]
 ) -> tuple[Any, str]:
-    # Every layer is read, also those that lose: a mistake in a file is told on the first day.
+    # Layers that are overridden are read too, so that a mistake in a file is reported early.
     given = [
         (read_setting(setting, layer.values[setting.name], layer, environ), layer.origin(setting))
         for layer in layers
@@ -100,9 +103,9 @@ def _resolve(
 
 
 def find_project_file(start: Path) -> tuple[Path, Mapping[str, object] | None]:
-    """The nearest windlass.toml, or pyproject.toml with [tool.windlass], at `start` or above.
+    """Return the nearest windlass.toml, or pyproject.toml with [tool.windlass], at `start` or above.
 
-    Not in a folder above that everybody may write to, like /tmp, nor beyond it.
+    The search stops before a folder above `start` that every user may write to, like /tmp.
     """
     for folder in (start, *start.parents):
         if folder != start and is_open_to_everybody(folder):
@@ -126,11 +129,11 @@ def _read_table(path: Path, *keys: str) -> Mapping[str, object] | None:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     except OSError as error:
-        # A folder above us that we may not enter is none of ours; a file we may not read is.
+        # A folder above that this user may not enter is not part of the project. A file in it is.
         if not os.access(path.parent, os.X_OK):
             return None
         raise SpecError(
-            f"cannot read {path}: {error.strerror}", hint="make the file readable, or move it away"
+            f"cannot read {path}: {error.strerror}", hint="make the file readable, or remove it"
         ) from error
     if keys and keys[-1].encode() not in content:
         return None
@@ -148,16 +151,16 @@ def _say_what_lies_beyond(shared: Path) -> None:
     for folder in (shared, *shared.parents):
         path = folder / PROJECT_FILE
         if os.path.lexists(path):
-            _say_ignored(path, f"anybody may write to {shared}")
+            _say_ignored(path, f"any user may write to {shared}")
 
 
 @functools.cache
 def _say_ignored(path: Path, why: str) -> None:
-    """Once: settings are read often."""
+    """Warn about an ignored file, once per process because settings are read often."""
     import logging
 
     logging.getLogger(__name__).warning(
-        "%s is ignored: %s; what it sets may also be given as flags, or as variables (WINDLASS_...)",
+        "%s is ignored: %s; give its settings as flags or as variables (WINDLASS_...) instead",
         path,
         why,
     )
@@ -171,7 +174,9 @@ def parse_toml(path: Path, content: bytes) -> Mapping[str, object]:
     try:
         parsed: dict[str, object] = tomllib.loads(content.decode())
     except ValueError as error:
-        raise SpecError(f"{path} is not TOML: {error}", hint="correct that line") from error
+        raise SpecError(
+            f"{path} is not TOML: {error}", hint="correct that line of the file"
+        ) from error
     return parsed
 
 
@@ -191,7 +196,7 @@ _YES_NO = {
 
 
 def read_duration(text: str | float) -> float:
-    """Seconds in `90`, "90s", "5m", "1h30m", "2d" or "250ms"; units from great to small."""
+    """Return the seconds in `90`, "90s", "5m", "1h30m", "2d" or "250ms". Larger units come first."""
     try:
         seconds = math.nan if isinstance(text, bool) else float(text)
     except OverflowError:
@@ -268,7 +273,7 @@ def _read_path(setting: Setting, raw: object, layer: Source) -> str:
 def _read_int(setting: Setting, raw: object, layer: Source) -> int | None:
     if _is_none(setting, raw):
         return None
-    # A file has numbers of its own, so there "2" in quotes is a mistake.
+    # TOML has numbers, so a quoted "2" in a file is a mistake.
     if isinstance(raw, str) and layer.is_text and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", raw):
         return int(raw)
     if isinstance(raw, bool) or not isinstance(raw, int):
@@ -295,7 +300,7 @@ def _read_list(setting: Setting, raw: object, layer: Source) -> tuple[str, ...]:
 
 
 def _read_many(setting: Setting, raw: object, layer: Source) -> tuple[str, ...]:
-    """A list whose flag is given again for more, each perhaps with several behind commas."""
+    """Read a list from a repeated flag, each with one item or several separated by commas."""
     if layer.is_text and isinstance(raw, str):
         raw = [raw]
     texts = _read_list(setting, raw, layer)
@@ -327,7 +332,7 @@ def _read_bool(setting: Setting, raw: object, layer: Source) -> bool:
 
 
 def _read_quantity(setting: Setting, raw: object, layer: Source) -> str:
-    """Text as it will be sent; what it must look like is checked where it is used."""
+    """Return the text as it will be sent. It is checked where it is used."""
     if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
         layer.refuse(setting, "a number, or text like 500m or 512Gi", raw)
     return raw.strip() if isinstance(raw, str) else f"{raw:.9f}".rstrip("0").rstrip(".")
@@ -351,7 +356,7 @@ def _check_range(
 
 
 def _read_patch(setting: Setting, raw: object, layer: Source) -> str | dict[str, object]:
-    """A table, YAML, or the path of a file that holds it: seen from where it was written."""
+    """Return a table, YAML, or a file's path, relative to the folder of the setting's source."""
     if isinstance(raw, os.PathLike):
         raw = os.fspath(raw)
     if isinstance(raw, Mapping):

@@ -240,7 +240,7 @@ def test_how_many_nodes(command, replicas, nodes):
         ({"cli_command": "a", "replicas": 0}, "whole number from 1"),
         (
             {"cli_command": "torchrun --nnodes=4 t.py", "replicas": 2},
-            r"says --nnodes=4, and 2 node\(s\) would run it\n  hint: leave --nnodes out",
+            r"has --nnodes=4, but 2 node\(s\) would run it\n  hint: remove --nnodes",
         ),
     ],
 )

@@ -69,17 +69,17 @@ def test_what_could_be_several_is_asked_back(known):
         wl.SpecError, match="'train-ab' could be any of train-abxyz, train-abcde"
     ) as caught:
         wl.attach("train-ab")
-    assert caught.value.hint == "write more of the id"
+    assert caught.value.hint == "write more of the ID"
 
 
 @pytest.mark.parametrize(
     ("text", "cls", "says"),
     [
-        ("", wl.SpecError, "which job?"),
+        ("", wl.SpecError, "no job was named"),
         ("nope", wl.JobNotFound, "there is no job 'nope' here"),
         ("kubernets://x", wl.SpecError, "there is no engine 'kubernets'"),
         ("local://../../etc", wl.JobNotFound, "there is no job"),
-        ("local://", wl.SpecError, "which job?"),
+        ("local://", wl.SpecError, "no job was named"),
     ],
 )
 def test_mistakes(known, text, cls, says):
@@ -99,7 +99,7 @@ def test_all_of_them_newest_first(known):
 
 @pytest.mark.parametrize("ref", ["kubernetes://team/", "kubernetes://", "kubernetes:///"])
 def test_a_reference_without_an_id_is_a_question(ref):
-    with pytest.raises(SpecError, match="which job"):
+    with pytest.raises(SpecError, match="no job was named"):
         wl.attach(ref)
 
 

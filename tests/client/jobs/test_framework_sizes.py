@@ -33,7 +33,7 @@ def test_nodes_are_alike_unless_workers_are_told_apart(tmp_path):
 @pytest.mark.parametrize("options", [{"gpus": 2}, {"cpus": 5}, {"memory": "17Gi"}])
 def test_a_pod_cannot_have_more_than_it_was_made_with(tmp_path, options):
     settings = read(tmp_path, cpus="4", memory="16Gi", gpus=1)
-    with pytest.raises(SpecError, match="all pods of a compute are alike"):
+    with pytest.raises(SpecError, match="all pods of a compute have the same size"):
         make_sizes(RAY, settings, options, are_alike=True)
     assert make_sizes(RAY, settings, {"gpus": 1, "cpus": 1}, are_alike=True).others.cpus == 1.0
     assert make_sizes(RAY, read(tmp_path, gpus=1), {"cpus": 9}, are_alike=True).others.cpus == 9.0

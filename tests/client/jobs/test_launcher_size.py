@@ -30,9 +30,9 @@ def test_how_large_a_command_is(words, flags, found):
 
 
 def test_a_contradiction_is_told():
-    with pytest.raises(SpecError, match=r"says --nnodes=4, and 2 node\(s\) would run it") as caught:
+    with pytest.raises(SpecError, match=r"has --nnodes=4, but 2 node\(s\) would run it") as caught:
         size("torchrun --nnodes=4 t.py", nodes=2)
-    assert caught.value.hint == "leave --nnodes out, or write --nodes 4"
+    assert caught.value.hint == "remove --nnodes, or write --nodes 4"
 
 
 ONE = (
@@ -78,8 +78,8 @@ def test_other_commands_are_one_a_rank(words):
 @pytest.mark.parametrize(
     ("words", "flags", "message"),
     [
-        ("torchrun --nproc-per-node=4 t.py", {"procs": 2}, "starts 4 processes per node, and 2"),
-        ("torchrun --node_rank=0 t.py", {"nodes": 2}, "on node 0, and 2 nodes would run it"),
+        ("torchrun --nproc-per-node=4 t.py", {"procs": 2}, "starts 4 processes per node, but 2"),
+        ("torchrun --node_rank=0 t.py", {"nodes": 2}, "has node rank 0, but 2 nodes would run it"),
     ],
 )
 def test_what_cannot_be_true_on_every_node_is_refused(words, flags, message):
@@ -132,6 +132,6 @@ def test_in_a_shell_s_text_too(programs):
 
 
 def test_deepspeed_on_many_nodes_says_what_to_type(programs):
-    with pytest.raises(SpecError, match="by ssh") as caught:
+    with pytest.raises(SpecError, match="by SSH") as caught:
         plan_of("deepspeed --master_port 1 t.py --lr 2", nodes=2, procs=4)
     assert caught.value.hint == "windlass run --nodes 2 --procs 4 t.py --lr 2"

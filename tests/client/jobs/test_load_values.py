@@ -30,10 +30,10 @@ def test_a_value_comes_back():
 @pytest.mark.parametrize("payload", [b"", b"garbage", b"cno_such_module\nThing\n."])
 def test_a_value_that_cannot_be_rebuilt_is_named(payload):
     with pytest.raises(
-        errors.RemoteError, match=r"rank 3 returned <Thing>, which cannot be rebuilt"
+        errors.RemoteError, match=r"rank 3 returned <Thing>, which cannot be unpickled"
     ) as caught:
         load_value(returned("<Thing>"), payload)
-    assert "import what it is made of" in caught.value.hint
+    assert "make its modules importable" in caught.value.hint
 
 
 def test_an_exception_keeps_its_type_and_brings_its_traceback():
@@ -75,7 +75,7 @@ class Awkward(Exception):
 def test_an_exception_that_cannot_be_rebuilt_is_named(payload, why):
     error = load_error(raised("their.Thing", "what it said"), payload)
     assert type(error) is errors.RemoteError
-    assert error.message.startswith("their.Thing: what it said (not rebuilt here: ")
+    assert error.message.startswith("their.Thing: what it said (not unpickled here: ")
     assert why in error.message
     assert "the remote lines" in str(error.__cause__)
 

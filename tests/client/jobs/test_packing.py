@@ -156,7 +156,7 @@ def test_a_module_outside_the_project_is_refused(project, tmp_path, imports):
     outside = imports(tmp_path / "other", "windlass_test_outside")
     found = replace(read_work_target(outside.train, cwd=project), source=project / "train.py")
     with pytest.raises(
-        SpecError, match=r"windlass_test_outside lies in .*other, outside"
+        SpecError, match=r"windlass_test_outside is in .*other, outside"
     ) as caught:
         pack_target(found, project, tmp_path, paths=[project, tmp_path / "other"])
     assert caught.value.hint == "move it into the project, or install it in the image"
@@ -247,7 +247,7 @@ def test_installed_modules_are_the_image_s_business_wherever_the_environment_lie
     root = tmp_path / "project"
     root.mkdir()
     check_modules(["packed"], root, [str(tmp_path)])
-    with pytest.raises(SpecError, match="the module astray lies in"):
+    with pytest.raises(SpecError, match="the module astray is in"):
         check_modules(["astray"], root, [str(tmp_path)])
 
 

@@ -57,7 +57,7 @@ def test_pods_of_a_mesh_are_what_monarchs_clients_look_for(tmp_path):
     }
     assert pod.open_ports == (26600,)
     assert pod_of(tmp_path).open_ports == ()
-    with pytest.raises(SpecError, match="'ddp-mesh' is no name of a Monarch mesh"):
+    with pytest.raises(SpecError, match="'ddp-mesh' is not a valid name of a Monarch mesh"):
         pod_of(tmp_path, mesh_name="ddp-mesh")
 
 
@@ -101,7 +101,7 @@ def test_refused_patches(tmp_path, given, says):
 
 
 def test_a_patch_must_fit_json(tmp_path):
-    with pytest.raises(SpecError, match="the patch holds what JSON cannot") as caught:
+    with pytest.raises(SpecError, match="the patch has a value that JSON does not support") as caught:
         pod_of(tmp_path, patch="metadata: {annotations: {day: 2024-01-01}}")
     assert "in quotes" in caught.value.hint
 
@@ -125,7 +125,7 @@ def test_this_machines_python_is_not_the_pods(monkeypatch, caplog, engine, expor
     monkeypatch.setenv("WINDLASS_PYTHON", exported)
     flags = {"engine": engine, "image": "torch:1", "python": flag}
     assert prepare_job(["true"], detach=True, flags=flags).plan.python == python
-    assert ("--python names another" in caplog.text) == (python not in (exported, flag))
+    assert ("--python sets another" in caplog.text) == (python not in (exported, flag))
 
 
 def test_nor_is_it_a_computes(monkeypatch):

@@ -129,7 +129,7 @@ def test_paths_are_found_from_the_folder_given(project, monkeypatch):
         ("trian.py", {}, "there is no script trian.py", "did you mean train.py?"),
         ("sub/deeep.py", {}, "there is no script sub/deeep.py", "did you mean sub/deep.py?"),
         ("zzzzzz.py", {}, "there is no script zzzzzz.py", "evaluate.py, train.py"),
-        ("nowhere/x.py", {}, "there is no script nowhere/x.py", "holds no script"),
+        ("nowhere/x.py", {}, "there is no script nowhere/x.py", "has no scripts"),
         ("sub", {}, "sub is a folder", "windlass run sub/train.py"),
         ("trian.py::main", {}, "there is no script trian.py", "did you mean train.py?"),
         ("train.py::", {}, "'' is not the name of a function", "FILE.py::FUNCTION"),

@@ -1,6 +1,6 @@
-"""Finding jobs again: by reference, by id, by the start of an id, by name.
+"""Lookup of jobs by reference, by ID, by the start of an ID, or by name.
 
-Knows engines only through their protocol.
+Uses engines only through their protocol.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _LABEL = re.compile(names.DNS_LABEL)
 
 
 def attach(ref: str | JobRef) -> Job:
-    """A handle on a job that exists already.
+    """Return a handle on an existing job.
 
-    ref: `local://ID` or `kubernetes://NAMESPACE/ID`, the job's id, the start of its id, or its name.
+    ref: `local://ID` or `kubernetes://NAMESPACE/ID`, the job's ID, the start of its ID, or its name.
     """
     settings = read_settings_here({})
     return find_job(str(ref), settings)
 
 
 def jobs() -> list[Job]:
-    """All jobs of the engine in the settings and all that this machine has a folder of, newest first."""
+    """Return all jobs of the engine in the settings, and all jobs with a folder on this machine."""
     settings = read_settings_here({})
     return list_jobs(settings)
 
 
 def list_jobs(settings: Settings) -> list[Job]:
-    """All jobs of the engine that is set, and those that this machine has a folder of.
+    """Return all jobs of the configured engine, and those with a folder on this machine.
 
-    An engine that was asked for by a flag is asked alone.
+    If a flag chose the engine, only that engine is asked.
     """
     jobs_by_ref: dict[str, Job] = {}
     check_engine_name(settings.engine)
@@ -61,27 +61,27 @@ def list_jobs(settings: Settings) -> list[Job]:
 
 
 def list_jobs_here(settings: Settings) -> list[Job]:
-    """Those that were started or looked at from this machine: what may be called one's own."""
+    """Return the jobs that were started or viewed from this machine."""
     engines = _make_engines(engine_names_here(settings), settings)
     return [Job(engine, ref) for engine in engines for ref in engine.jobs_here()]
 
 
 def _make_engines(engine_names: Iterable[str], settings: Settings) -> Iterator[Engine]:
-    """Yield engines by name, without those of other packages that are not set and cannot be loaded."""
+    """Yield engines by name. Skip engines of other packages that cannot be loaded, if not configured."""
     for name in engine_names:
         try:
             yield make_engine(name, settings)
         except EngineMissing as error:
             if name == settings.engine:
                 raise
-            logger.warning("%s: its jobs are not looked for", error.message)
+            logger.warning("%s: its jobs are not listed", error.message)
 
 
 def find_job(text: str, settings: Settings) -> Job:
-    """The one job `text` means; COMPUTE.CALL is a call on a compute, unless a job has that name."""
+    """Return the job that `text` names. COMPUTE.CALL is a call on a compute, unless a job has that name."""
     name, separator, job_id = text.rpartition("://")
     if not job_id:
-        raise SpecError("which job?", hint="windlass ls shows them")
+        raise SpecError("no job was named", hint="windlass ls lists the jobs")
     job_here = None if separator else _find_here(job_id, settings)
     if job_here is not None:
         return job_here
@@ -91,7 +91,7 @@ def find_job(text: str, settings: Settings) -> Job:
         from windlass.client.compute.nodes.compute_owners import check_compute_owner
 
         job = find_job(compute, settings)
-        if not compute.endswith(job.id):  # a name led to it, which anybody may have taken
+        if not compute.endswith(job.id):  # found by name, and any user may have taken that name
             check_compute_owner(make_compute_engine(job.ref.engine, settings), job.ref)
         return attach_call(job, f"{job.id}.{call}")
     if separator:
@@ -101,7 +101,7 @@ def find_job(text: str, settings: Settings) -> Job:
 
 
 def _find_here(job_id: str, settings: Settings) -> Job | None:
-    """Among the jobs that this machine has a folder of."""
+    """Return the job with a folder on this machine that `job_id` names, or None."""
     check_engine_name(settings.engine)
     by_turns = sorted(engine_names_here(settings), key=lambda name: name != settings.engine)
     for engine in _make_engines(by_turns, settings):
@@ -111,10 +111,10 @@ def _find_here(job_id: str, settings: Settings) -> Job | None:
 
 
 def _find_at(engine: Engine, job_id: str) -> Job:
-    """A job by its reference."""
+    """Return a job by its reference."""
     place, _, inside = job_id.rpartition("/")
     if not inside:
-        raise SpecError("which job?", hint="windlass ls shows them")
+        raise SpecError("no job was named", hint="windlass ls lists the jobs")
     if place and "pods" in engine.can:
         for label in (place, inside):
             if not _LABEL.fullmatch(label):
@@ -138,23 +138,23 @@ def _choose(engine: Engine, matches: list[JobRef], job_id: str) -> Job:
         return Job(engine, matches[0])
     if not matches:
         ref = JobRef(engine.name, job_id)
-        engine.status(ref)  # where it is not what others made, this says what is there instead
+        engine.status(ref)  # raises unless another program created the job
         return Job(engine, ref)
     raise SpecError(
         f"{job_id!r} could be any of {', '.join(ref.job_id for ref in matches[:5])}",
-        hint="write more of the id",
+        hint="write more of the ID",
     )
 
 
 def _named(engine: Engine, known: list[JobRef], name: str) -> list[JobRef]:
-    """The newest job of that name: a name may be used again.
+    """Return the newest job of that name, because names may be reused.
 
-    On a cluster the id alone tells: to ask every job for its name would take seconds.
+    On a cluster only the IDs are compared. Asking every job for its name would take seconds.
     """
     if "pods" in engine.can:
         return [ref for ref in known if is_made_from(ref.job_id, name)][:1]
     for ref in known:
-        with contextlib.suppress(WindlassError):  # one that cannot be read is not the one meant
+        with contextlib.suppress(WindlassError):  # skip jobs that cannot be read
             if engine.status(ref).name == name:
                 return [ref]
     return []

@@ -1,8 +1,8 @@
-"""Job: a handle on one job, here or elsewhere, in the shape of a standard future, and the job's values.
+"""Job, a handle on one job with an interface like a future, and the job's values.
 
-The handle knows only where the job is and asks the engine each time. Values are unpickled as they were, and
-exceptions are raised as their own type with the remote traceback as their cause. An exception that cannot
-be rebuilt here becomes a RemoteError that names it. `Interrupts` ends a job on Ctrl-C and SIGTERM.
+The handle knows only where the job is, and asks the engine each time. Values are unpickled. Exceptions are
+raised with their own type, and their cause is the remote traceback. An exception that cannot be unpickled
+here becomes a RemoteError with its name. `Interrupts` ends a job on Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _POLL_S = 0.05
 
 
 class RemoteTraceback(Exception):
-    """The traceback of a rank, as its own Python printed it."""
+    """Traceback of a rank, as its own Python printed it."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -40,19 +40,19 @@ class RemoteTraceback(Exception):
 
 
 def load_value(header: ResultHeader, payload: bytes) -> Any:
-    """The value a rank returned."""
+    """Return the value that a rank returned."""
     try:
         return pickle.loads(payload)  # noqa: S301 - written by a rank of the user's own job
     except Exception as error:
         raise errors.RemoteError(
-            f"rank {header.rank} returned {header.repr:.200}, which cannot be rebuilt here: "
+            f"rank {header.rank} returned {header.repr:.200}, which cannot be unpickled here: "
             f"{type(error).__name__}: {error}",
-            hint="import what it is made of here too, or return plain values",
+            hint="make its modules importable here, or return plain values",
         ) from error
 
 
 def load_error(header: ResultHeader, payload: bytes) -> BaseException:
-    """The exception a rank raised, of its own type when that can be rebuilt."""
+    """Return the exception that a rank raised, with its own type if it can be unpickled."""
     info = header.error or ErrorInfo(type="", message="unknown")
     error = _rebuild(info, payload)
     error.__cause__ = RemoteTraceback(f"rank {header.rank}:\n{info.traceback}")
@@ -69,7 +69,7 @@ def _rebuild(info: ErrorInfo, payload: bytes) -> BaseException:
         error = pickle.loads(payload)  # noqa: S301 - written by a rank of the user's own job
     except Exception as why:  # noqa: BLE001 - a user's class may fail in any way
         reason = f"{type(why).__name__}: {why}" if payload else "it could not be pickled"
-        return errors.RemoteError(f"{info.type}: {info.message} (not rebuilt here: {reason})")
+        return errors.RemoteError(f"{info.type}: {info.message} (not unpickled here: {reason})")
     return error if isinstance(error, BaseException) else errors.RemoteError(info.text)
 
 
@@ -84,20 +84,20 @@ _BY_KIND: dict[FailureKind, type[errors.WindlassError]] = {
 
 
 def make_failure(verdict: Verdict) -> errors.WindlassError:
-    """The error for a verdict without a Python exception in it."""
+    """Return the error for a verdict without a Python exception."""
     cls = _BY_KIND.get(verdict.kind, errors.RankFailed)
     return cls(verdict.message, hint=verdict.next)
 
 
 def make_missing_error(header: ResultHeader) -> errors.EngineError:
-    """The error for a result that a rank left and that is not here; it names the rank."""
+    """Return the error for a result that a rank wrote and that is missing here."""
     text = header.error.message if header.error else f"the result of rank {header.rank} is missing"
     message, _, hint = text.partition("\n  hint: ")
     return errors.EngineError(message, hint=hint)
 
 
 class Job:
-    """One job, running or ended: `wl.submit` starts it, `wl.attach` finds it again from any process."""
+    """Handle on a running or ended job, from `wl.submit`, or from `wl.attach` in any process."""
 
     def __init__(self, engine: Engine, ref: JobRef) -> None:
         self._engine = engine
@@ -105,23 +105,23 @@ class Job:
 
     @property
     def id(self) -> str:
-        """The job's id, without its engine and namespace."""
+        """ID of the job, without its engine and namespace."""
         return self.ref.job_id
 
     @property
     def is_here(self) -> bool:
-        """Whether its nodes are processes of this machine."""
+        """True if the nodes are processes of this machine."""
         return "pods" not in self._engine.can
 
     def __repr__(self) -> str:
         return f"Job({str(self.ref)!r})"
 
     def status(self) -> JobStatus:
-        """What is known now: phase, ranks, progress, verdict."""
+        """Return the current phase, ranks, progress and verdict."""
         return self._engine.status(self.ref)
 
     def done(self) -> bool:
-        """Whether it has ended, successfully or not."""
+        """Return whether the job has ended, successfully or not."""
         return self.status().phase.is_final
 
     def logs(
@@ -134,14 +134,14 @@ class Job:
         since: float | None = None,
         grep: str | None = None,
     ) -> Iterator[LogLine]:
-        """What ranks printed, line by line, in order.
+        """Yield the lines that ranks printed, in order of time.
 
-        follow: go on with new lines until the job has ended.
-        rank: of this rank only.
-        node: of this node's ranks only.
-        attempt: of this attempt only; None: of all.
-        since: from this Unix time on.
-        grep: only lines that this regular expression matches.
+        follow: keep following until the job ends.
+        rank: yield lines of this rank only.
+        node: yield lines of this node's ranks only.
+        attempt: yield lines of this attempt only (default: all attempts).
+        since: yield lines since this Unix time, in seconds.
+        grep: yield only lines that this regular expression matches.
         """
         query = LogQuery(
             rank=rank, node=node, attempt=attempt, since_s=since, grep=grep, follow=follow
@@ -150,7 +150,7 @@ class Job:
         return self._follow(reader) if follow else reader.read_all()
 
     def reader(self, query: LogQuery) -> LogReader:
-        """The lines of this job, for callers that draw them themselves."""
+        """Return a reader of the lines of this job, for callers that render them themselves."""
         return self._engine.logs(self.ref, query)
 
     def _follow(self, reader: LogReader) -> Iterator[LogLine]:
@@ -168,21 +168,21 @@ class Job:
     ) -> JobStatus:
         """Wait until the job has ended, and return its status.
 
-        timeout_s: raise WaitTimeout after so many seconds, while the job goes on; None: wait for ever.
-        say: called every 10 s with the seconds waited so far.
+        timeout_s: raise WaitTimeout after this many seconds, without ending the job (default: no limit).
+        say: function to call every 10 s with the seconds waited so far.
         """
         if not wait_until(self.done, timeout_s=timeout_s, say=say):
             raise WaitTimeout(
                 f"{self.id} is still {self.status().phase.value} after {timeout_s:g} s",
-                hint=f"it goes on; windlass status {self.id}",
+                hint=f"it keeps running; windlass status {self.id}",
             )
         return self.status()
 
     def result(self, rank: int = 0, *, timeout_s: float | None = None) -> Any:
-        """What one rank returned; raises what made the job fail.
+        """Return the value of one rank. Raise the exception that made the job fail, if it failed.
 
-        rank: whose value.
-        timeout_s: how long to wait for the job's end; None: for ever.
+        rank: the rank that returned the value.
+        timeout_s: seconds to wait for the job's end (default: no limit).
         """
         values = self.results(timeout_s=timeout_s)
         if not 0 <= rank < len(values):
@@ -190,9 +190,9 @@ class Job:
         return values[rank]
 
     def results(self, *, timeout_s: float | None = None) -> list[Any]:
-        """What every rank returned, in rank order; raises what made the job fail.
+        """Return the values of all ranks, in rank order. Raise the exception that made the job fail.
 
-        timeout_s: how long to wait for the job's end; None: for ever.
+        timeout_s: seconds to wait for the job's end (default: no limit).
         """
         error = self.exception(timeout_s=timeout_s)
         if error is not None:
@@ -202,9 +202,11 @@ class Job:
         ]
 
     def exception(self, *, timeout_s: float | None = None) -> BaseException | None:
-        """What made the job fail: the first failing rank's own exception where there is one; else None.
+        """Return the exception that made the job fail, or None if it succeeded.
 
-        timeout_s: how long to wait for the job's end; None: for ever.
+        This is the exception of the rank that failed first, if that rank raised one.
+
+        timeout_s: seconds to wait for the job's end (default: no limit).
         """
         status = self.wait(timeout_s)
         verdict = status.verdict
@@ -222,27 +224,27 @@ class Job:
         return error
 
     def outcomes(self) -> list[ResultHeader | None]:
-        """How each rank ended, without unpickling anything; also of a job that failed."""
+        """Return how each rank ended, also for a failed job. Nothing is unpickled."""
         results = self._engine.results(self.ref, with_values=False)
         return [result[0] if result else None for result in results]
 
     def verdict(self) -> Verdict | None:
-        """Which rank or node failed first, why, and what to do next; None if nothing has failed."""
+        """Return which rank or node failed first, why, and what to do next. None if nothing has failed."""
         return self.status().verdict
 
     def open_port(self, port: int) -> socket.socket:
-        """A connection to a port of node 0, wherever that runs; OSError where nobody listens there.
+        """Return a connection to a port of node 0. Raise OSError if nothing listens there.
 
-        port: the port, as it is known in the job's pods.
+        port: the number of the port in the job's pods.
         """
         return self._engine.open_port(self.ref, port)
 
     def cancel(self, *, now: bool = False, why: str = "", interrupt: bool = False) -> None:
-        """End it: ranks get SIGTERM, and SIGKILL after the grace.
+        """Cancel the job. Ranks receive SIGTERM, and SIGKILL after the grace period.
 
-        now: kill at once.
-        why: what the verdict says.
-        interrupt: send SIGINT first, as Ctrl-C does, which is a KeyboardInterrupt in the ranks.
+        now: send SIGKILL immediately.
+        why: the reason that the verdict shows.
+        interrupt: send SIGINT first, like Ctrl-C, which raises KeyboardInterrupt in the ranks.
         """
         self._engine.cancel(self.ref, now=now, why=why, interrupt=interrupt)
 
@@ -251,17 +253,17 @@ class Job:
         self._engine.remove(self.ref)
 
     def hold(self) -> AbstractContextManager[None]:
-        """A context manager that keeps the job's lease, so that it is not ended meanwhile."""
+        """Return a context manager that holds the job's lease, so that the job does not end meanwhile."""
         return self._engine.hold(self.ref)
 
     @staticmethod
     def _load(rank: int, result: tuple[ResultHeader, bytes] | None) -> Any:
-        if result is None:  # only functions have one
+        if result is None:  # only functions return values
             return None
         if result[0].state == MISSING:
             raise make_missing_error(result[0])
         if result[0].state != RankState.RETURNED:
-            raise RankFailed(f"rank {rank} left no result")
+            raise RankFailed(f"rank {rank} wrote no result")
         return load_value(*result)
 
 
@@ -269,10 +271,10 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Listens while it is entered; only the main thread can."""
+    """Context manager that ends a job on Ctrl-C and SIGTERM. Has no effect outside the main thread."""
 
     def __init__(self) -> None:
-        self.to_show: list[bool] = []  # those yet to be shown: whether each wants the end now
+        self.to_show: list[bool] = []  # signals to show: True if the job is to be killed now
         self._job: Job | None = None
         self._num = 0
         self._why = ""
@@ -293,12 +295,12 @@ class Interrupts:
         return self._num > 0
 
     def pass_on(self) -> None:
-        """The job has ended: now the signal means here what it would have meant without one."""
+        """Raise the first signal again in this process, after the job has ended."""
         if self._first is not None:
             signal.raise_signal(self._first)
 
     def watch(self, job: Job) -> None:
-        """The job there is now to end; at once if that was asked for meanwhile."""
+        """Set the job to end on a signal. Cancel it immediately if a signal has already arrived."""
         self._job = job
         if self._num:
             job.cancel(now=False, why=self._why, interrupt=self._first == signal.SIGINT)
@@ -312,5 +314,5 @@ class Interrupts:
         if self._job is not None:
             self.to_show.append(is_second)
             self._job.cancel(now=is_second, why=self._why, interrupt=self._first == signal.SIGINT)
-        elif is_second:  # the starting itself takes too long
+        elif is_second:  # a second signal before the job has started
             raise KeyboardInterrupt

@@ -1,7 +1,8 @@
-"""What a launcher's line says of its own size, so that nobody has to say it twice. Pure.
+"""Number of nodes and processes in the command of a launcher, so that users give it only once.
 
-`torchrun --nnodes=4 --nproc_per_node=8 train.py` wants four nodes, and starts a node's processes itself: it
-is run once on each node. What it does not say is told: torchrun by its variables, the others by their flags.
+`torchrun --nnodes=4 --nproc_per_node=8 train.py` needs four nodes. It runs once on each node and starts the
+processes of the node itself. Missing sizes are added, for torchrun as variables and for other launchers as
+flags. This module performs no I/O.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from windlass.spec.work import Command
 
 _NNODES = re.compile(r"--(?:nnodes|num_machines|num_nodes)[= ]([0-9]+)(?::([0-9]+))?(?![^ ])")
 STANDALONE = "--standalone"
-# of accelerate: how processes are started, which it guesses only where their number is not told
+# Flags of accelerate for how processes are started. It guesses this only if their number is not given.
 _KINDS = (
     *(
         "multi_gpu",
@@ -39,7 +40,7 @@ _KINDS = (
 
 
 def is_torchrun(command: str) -> bool:
-    """Whether a command is a launcher's line, by any of its names."""
+    """Return whether a command calls a launcher, by any of its names."""
     return _find_in(command) is not None
 
 
@@ -48,7 +49,7 @@ def _find_in(command: str) -> LauncherLine | None:
 
 
 def read_num_nodes(command: str) -> NodeRange | None:
-    """How many nodes a command says there are, at least and at most; None where it says nothing."""
+    """Return the minimum and maximum number of nodes in a command, or None if it has none."""
     match = _NNODES.search(command)
     if match is None or STANDALONE in command or not is_torchrun(command):
         return None
@@ -56,19 +57,19 @@ def read_num_nodes(command: str) -> NodeRange | None:
 
 
 def check_num_nodes(command: str, num_nodes: int, keyword: str) -> None:
-    """Refuse a number that the command contradicts: torchrun would wait for nodes that never come."""
+    """Reject a number that contradicts the command. torchrun would wait for nodes that never start."""
     limits = read_num_nodes(command)
     if limits is not None and not limits.min <= num_nodes <= limits.max:
         text = str(limits) if limits.min < limits.max else str(limits.max)
         flag = (_NNODES.search(command) or [""])[0].replace(" ", "=").partition("=")[0]
         raise SpecError(
-            f"the command says {flag}={text}, and {num_nodes} node(s) would run it",
-            hint=f"leave {flag} out, or write {keyword}{limits.max}",
+            f"the command has {flag}={text}, but {num_nodes} node(s) would run it",
+            hint=f"remove {flag}, or write {keyword}{limits.max}",
         )
 
 
 def fit_launcher(work: Command, settings: Settings) -> tuple[Command, Settings]:
-    """Return work and settings as a launcher needs them: one command per node, with the missing flags."""
+    """Return work and settings for a launcher: one command per node, with the missing flags."""
     line = find_launcher(work.argv)
     if line is None:
         return work, settings
@@ -83,8 +84,8 @@ def fit_launcher(work: Command, settings: Settings) -> tuple[Command, Settings]:
     asked = work.procs or settings.procs
     if line.num_procs is not None and asked and asked != line.num_procs:
         raise SpecError(
-            f"the command starts {line.num_procs} processes per node, and {asked} were asked for",
-            hint=f"leave the number out of the command, or write --procs {line.num_procs}",
+            f"the command starts {line.num_procs} processes per node, but {asked} were requested",
+            hint=f"remove the number from the command, or write --procs {line.num_procs}",
         )
     procs = line.num_procs or asked or settings.gpus or 1
     sized = add_size_flags(replace(work, procs=procs), line, most)
@@ -92,14 +93,14 @@ def fit_launcher(work: Command, settings: Settings) -> tuple[Command, Settings]:
 
 
 def add_size_flags(work: Command, line: LauncherLine, num_nodes: int) -> Command:
-    """The command with its launcher's flags for what it does not say; torchrun needs none."""
+    """Return the command with its launcher's missing size flags. torchrun needs none."""
     if line.launcher == ACCELERATE:
         return insert_flags(work, line, _make_accelerate_flags(line, work.procs, num_nodes))
     if line.launcher == DEEPSPEED:
         if num_nodes > 1:
             program = shlex.join(line.program) or "train.py"
             raise SpecError(
-                "deepspeed reaches other nodes by ssh, which they do not have",
+                "deepspeed connects to other nodes by SSH, which the nodes do not run",
                 hint=f"windlass run --nodes {num_nodes} --procs {work.procs} {program}",
             )
         return insert_flags(work, line, _make_deepspeed_flags(line, work.procs))
@@ -126,10 +127,10 @@ def _make_deepspeed_flags(line: LauncherLine, procs: int) -> list[str]:
 
 
 def _check_rank(line: LauncherLine, num_nodes: int) -> None:
-    """A line that is the same on every node cannot say which node it is on."""
+    """Reject a command with a node rank, because every node would run it with the same rank."""
     node_rank = line.read_number("node_rank", "machine_rank")
     if node_rank is not None and num_nodes > 1:
         raise SpecError(
-            f"the command says that it is on node {node_rank}, and {num_nodes} nodes would run it",
-            hint="leave its rank out: each node is told its own",
+            f"the command has node rank {node_rank}, but {num_nodes} nodes would run it",
+            hint="remove the node rank; Windlass sets it on each node",
         )

@@ -1,8 +1,8 @@
-"""Live view of a job: its ranks' lines and, on a terminal, a status line, until the job ends.
+"""Live view of a job: the output of its ranks and, on a terminal, a status line, until the job ends.
 
-Lines of the ranks' stdout go to stdout, everything else to stderr. Colour never carries meaning alone.
-While `follow` runs it holds the job's lease. The first Ctrl-C asks the job to stop and says so; the second
-ends it at once. If this process ends in any other way, the lease ends the job.
+Lines of the ranks' stdout go to stdout, and everything else to stderr. No meaning depends on colour. `follow`
+holds the job's lease while it runs. The first Ctrl-C asks the job to stop and prints a message. The second
+one kills it. If this process ends in any other way, the lease ends the job.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from windlass.wire.status import Condition, JobStatus, Phase, Progress
 _REDRAW_S = 0.1
 _BETWEEN = " · "
 _BAR_WIDTH = 20
-# no step for so long, and for so many times the usual time of one: the age of the last step is shown
+# The age of the last step is shown after this time without a step, if it is also this many usual steps.
 _STILL_S = 10.0
 _STILL_STEPS = 5
-# What a job that has not started waits for, by the last moment it passed.
+# What a pending job waits for, by the last moment it passed.
 _WAITING_FOR = {
     MomentName.QUEUED: "waiting for a node for each pod",
     MomentName.SCHEDULED: "waiting for the image",
@@ -50,20 +50,20 @@ _EVERY_S = 0.05
 
 
 class View(Protocol):
-    """Where a followed job is shown."""
+    """Display of a followed job."""
 
     def show(self, status: JobStatus, lines: Iterable[LogLine]) -> None:
-        """New lines, and the status as it is now."""
+        """Show new lines and the current status."""
 
     def interrupted(self, *, now: bool) -> None:
-        """The user pressed Ctrl-C."""
+        """Show that the user pressed Ctrl-C."""
 
     def close(self) -> None:
-        """Leave the terminal as it was found."""
+        """Restore the terminal."""
 
 
 class QuietView:
-    """Shows nothing."""
+    """View that shows nothing."""
 
     def show(self, status: JobStatus, lines: Iterable[LogLine]) -> None:
         pass
@@ -76,7 +76,7 @@ class QuietView:
 
 
 class LiveView:
-    """Lines scroll, the status line stays."""
+    """View with scrolling lines above a status line."""
 
     def __init__(self, *, out: TextIO | None = None, messages: TextIO | None = None) -> None:
         self._out = out or sys.stdout
@@ -97,7 +97,7 @@ class LiveView:
         self._draw(status)
 
     def _show_lines(self, lines: Iterable[LogLine]) -> None:
-        """Print lines; of a progress bar only the last drawing, once something else follows it."""
+        """Print lines. Of a progress bar only the last state is printed, when other output follows."""
         for line in lines:
             if line.replaced:
                 self._bars[line.rank] = line
@@ -121,7 +121,7 @@ class LiveView:
         if now:
             self.say("windlass: killing every rank now")
             return
-        # a rank that has just started may still be called pending
+        # the status may still show a rank as pending that has just started
         ranks = self._status.ranks if self._status else ()
         left = sum(rank.state in NOT_ENDED for rank in ranks)
         self.say(f"windlass: stopping {left} rank(s); Ctrl-C again to kill them now")
@@ -147,7 +147,7 @@ class LiveView:
         self._num_restarts = len(status.history)
 
     def _is_news(self, condition: Condition) -> bool:
-        """Whether a blocker is of a kind that was not spoken of: more pods with it are nothing new."""
+        """Return whether a blocker is of a new kind. More pods with a known blocker are not shown."""
         is_news = condition.type == "blocker" and condition.reason not in self._blocked_by
         self._blocked_by.add(condition.reason)
         return is_news
@@ -160,14 +160,14 @@ class LiveView:
         width = _width()
         line = render_status_line(status, now_s=time.time(), bar=self._last_bar(status))
         text = one_line(line)
-        if len(text) > width:  # numbers before pictures
+        if len(text) > width:  # leave out the bar, so that the numbers fit
             text = _cut_parts(re.sub("[━─]+ ", "", text), width)
         self._messages.write(f"\r\x1b[2K{paint(text, 2, colour=wants_colour(self._messages))}")
         self._messages.flush()
         self._drawn = True
 
     def _last_bar(self, status: JobStatus) -> str:
-        """The bar of the lowest rank that drew one in this attempt."""
+        """Return the progress bar of the lowest rank that has one in this attempt."""
         failed = [verdict.attempt for verdict in status.history]
         bars = [
             line
@@ -185,7 +185,7 @@ class LiveView:
 
 
 def render_status_line(status: JobStatus, *, now_s: float, bar: str = "") -> str:
-    """Where the job is, in one line."""
+    """Render the state of the job in one line."""
     parts = [f"{status.name} {_phase_text(status)} {render_seconds(now_s - status.created_at_s)}"]
     if status.attempt:
         parts.append(f"attempt {status.attempt}")
@@ -210,10 +210,10 @@ def _phase_text(status: JobStatus) -> str:
 
 
 def render_progress(progress: Progress, *, now_s: float | None = None) -> list[str]:
-    """Step, bar, metrics and time left, as far as they are known. `now_s` is None for a job that ended.
+    """Render step, bar, metrics and remaining time, if known. `now_s` is None for a job that ended.
 
-    All of them are of one rank; where ranks are apart, the range of their steps is all that is shown.
-    The age of a last step comes first, since a narrow terminal shows no more than the first parts.
+    All of them belong to one rank. If ranks are at different steps, only the range of steps is shown.
+    The age of the last step comes first, because a narrow terminal shows only the first parts.
     """
     parts = [] if now_s is None else _render_age(progress, now_s)
     is_still = bool(parts)
@@ -236,7 +236,7 @@ def _render_share(progress: Progress) -> str:
 
 
 def _render_named(name: str, progress: Progress) -> str:
-    """One metric, with its step if a later step has begun since."""
+    """Render one metric, with its step if a later step has begun since."""
     step = progress.metric_steps.get(name)
     return f"{name} {render_metric(progress.metrics[name])}" + (
         "" if step is None else f" (step {step})"
@@ -244,7 +244,7 @@ def _render_named(name: str, progress: Progress) -> str:
 
 
 def _render_age(progress: Progress, now_s: float) -> list[str]:
-    """Return the age of the last step, if there has been none for long."""
+    """Return the age of the last step, if it was long ago."""
     if progress.step is None or progress.step == progress.total:
         return []
     age_s = now_s - progress.step_at_s
@@ -258,7 +258,7 @@ def _render_age(progress: Progress, now_s: float) -> list[str]:
 
 
 def render_metric(value: object) -> str:
-    """A number in four digits; `(!)` marks one that is NaN or infinite."""
+    """Render a number with four digits. `(!)` marks NaN and infinities."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.4g}" if math.isfinite(value) else f"{value} (!)"
@@ -284,9 +284,10 @@ def follow(
     interrupts: Interrupts | None = None,
     explain: Callable[[JobStatus], JobStatus] | None = None,
 ) -> JobStatus:
-    """Show a job until it has ended; its last status. Without `interrupts`, Ctrl-C only ends the showing.
+    """Show a job until it has ended, and return its last status.
 
-    `explain` says more of what it waits for than its status does.
+    Without `interrupts`, Ctrl-C only stops showing the job. `explain` adds details to a status about what the
+    job waits for.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(view.close)

@@ -1,7 +1,7 @@
-"""Settings of nodes: from settings to a pod, its image, and the sizes that a framework is given.
+"""Settings of nodes: the pod, its image, and the node sizes for a framework.
 
-Settings become records of `windlass.spec` here, and a patch is read from its file. A pod without an image
-gets the public PyTorch image of this machine's torch. Frameworks that count no resources get no sizes.
+Turns settings into records of `windlass.spec`, and reads a patch from its file. A pod without an image gets
+the public PyTorch image of this machine's torch version. Only frameworks that count resources get sizes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from windlass.spec.pod_spec import PodSpec, read_toleration
 from windlass.spec.storage import read_secret, read_volume
 
 _REPOSITORY = "pytorch/pytorch"
-# Since which version of torch a build with which CUDA and cuDNN has been published, newest first.
+# First version of torch that is published with each build of CUDA and cuDNN, newest first.
 _BUILDS = (
     ((2, 11), "cuda13.0-cudnn9"),
     ((2, 7), "cuda12.8-cudnn9"),
@@ -40,7 +40,7 @@ _RELEASE = re.compile(r"([0-9]+)\.([0-9]+)\.([0-9]+)(\+.*)?")
 logger = logging.getLogger(__name__)
 
 _MESH_NAME = re.compile(r"[a-z][a-z0-9]{0,62}")
-_PATCH_HINT = "a patch looks like a pod's template: spec: {hostNetwork: true}"
+_PATCH_HINT = "a patch looks like a pod template: spec: {hostNetwork: true}"
 _AS_THEY_ARE = (
     *("image", "namespace", "cpus", "memory", "gpus", "gpu_type", "gpu_label", "gpu_resource"),
     *("requests", "ephemeral_storage", "shm", "node_selector", "spread", "pack", "priority_class"),
@@ -50,7 +50,7 @@ _AS_THEY_ARE = (
 
 
 def choose_image() -> str:
-    """Return the default image and say which it is, once. Empty if torch here is no public release."""
+    """Return the default image, and print it once. Empty if torch here is not a public release."""
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -62,7 +62,7 @@ def choose_image() -> str:
 
 
 def find_torch_image(version: str) -> str:
-    """Return the public image of a version of torch; empty for a version that has none."""
+    """Return the public image of a version of torch. Empty if the version has none."""
     release = _RELEASE.fullmatch(version)
     if release is None:
         return ""
@@ -78,22 +78,23 @@ def find_torch_image(version: str) -> str:
 @functools.cache
 def _say_image(image: str, version: str) -> None:
     say(
-        f"image {image}, as torch {version} is installed here; "
+        f"using image {image}, because torch {version} is installed here; "
         "windlass config set image NAME:TAG sets another"
     )
 
 
 def forget_own_python(settings: Settings) -> Settings:
-    """The settings for pods: an interpreter of this machine, exported in its shell, is not in an image.
+    """Return the settings without an interpreter of this machine, because images do not have it.
 
-    A name without a path, one that is not here, and whatever a flag or a file says are meant for the pods.
+    Only a path from the environment that exists here is removed. Names without a path, and values from flags
+    or files, are meant for the pods.
     """
     python = settings.python
     is_exported = settings.origin("python").startswith("environment")
     if not (is_exported and "/" in python and Path(python).expanduser().exists()):
         return settings
     logger.warning(
-        "%s=%s is this machine's: pods use their image's python3; --python names another",
+        "%s=%s is an interpreter of this machine, so pods use python3 of their image; --python sets another",
         find_setting("python").variable,
         python,
     )
@@ -106,7 +107,7 @@ def fit_to_pods(settings: Settings, framework: Framework, job_id: str) -> Settin
 
 
 def _name_mesh(settings: Settings, framework: Framework, job_id: str) -> Settings:
-    """The settings with a name for the mesh that a job's pods are, where its framework makes them one."""
+    """Return the settings with a mesh name, if the framework makes the job's pods a mesh."""
     is_mesh = framework.cluster is not None and framework.cluster.is_mesh
     if settings.mesh_name or not is_mesh:
         return settings
@@ -114,9 +115,9 @@ def _name_mesh(settings: Settings, framework: Framework, job_id: str) -> Setting
 
 
 def make_pod(settings: Settings) -> PodSpec:
-    """What the settings ask of a pod, checked."""
+    """Return the checked settings of a pod."""
     plain: dict[str, Any] = {name: settings.value(name) for name in _AS_THEY_ARE}
-    if not settings.image and not settings.in_image:  # no public image holds the user's code
+    if not settings.image and not settings.in_image:  # a public image lacks the user's code
         plain["image"] = choose_image()
     if settings.pretend_gpus:
         plain["gpus"] = 0
@@ -134,11 +135,11 @@ def make_pod(settings: Settings) -> PodSpec:
 
 
 def make_mesh_labels(name: str) -> dict[str, str]:
-    """The labels by which Monarch's own clients find the hosts of a mesh."""
+    """Return the labels by which Monarch's clients find the hosts of a mesh."""
     if not _MESH_NAME.fullmatch(name):
         raise SpecError(
-            f"{name!r:.80} is no name of a Monarch mesh",
-            hint="lowercase letters and digits, a letter first, at most 63: mesh_name=ddpmesh",
+            f"{name!r:.80} is not a valid name of a Monarch mesh",
+            hint="use at most 63 lowercase letters and digits, starting with a letter, like ddpmesh",
         )
     return {names.LABEL_APP: "monarch-worker", names.LABEL_MESH: name}
 
@@ -148,13 +149,13 @@ def _read_patch(given: str | Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(patch, Mapping) or not patch:
         raise SpecError("the patch is not a table", hint=_PATCH_HINT)
     if unknown := [key for key in patch if key not in ("metadata", "spec")]:
-        raise SpecError(f"the patch has {unknown[0]!r} at its top", hint=_PATCH_HINT)
+        raise SpecError(f"the patch has {unknown[0]!r} at its top level", hint=_PATCH_HINT)
     try:
         json.dumps(patch)
     except (TypeError, ValueError) as error:
         raise SpecError(
-            f"the patch holds what JSON cannot: {error}",
-            hint="put dates and the like in quotes",
+            f"the patch has a value that JSON does not support: {error}",
+            hint="put values such as dates in quotes",
         ) from error
     return patch
 
@@ -168,7 +169,7 @@ def _parse(text: str) -> Any:
     except OSError as error:
         raise SpecError(
             f"cannot read the patch {text}: {error.strerror}",
-            hint=f"name a file of YAML, or write it in place; {_PATCH_HINT}",
+            hint=f"give a YAML file, or YAML itself; {_PATCH_HINT}",
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = text if is_file else "the patch"
@@ -182,8 +183,10 @@ def make_sizes(
     *,
     are_alike: bool = False,
 ) -> NodeSizes | None:
-    """Node 0 has what the settings say; `others` what they are given, else the same. `are_alike`: all
-    nodes are pods of one size.
+    """Return the sizes of nodes for a framework, or None if it counts no resources.
+
+    Node 0 has the size in the settings. The other nodes have the size in `others`, if it is given. With
+    `are_alike`, all nodes are pods of one size.
     """
     if framework.cluster is None:
         return None
@@ -201,12 +204,12 @@ def make_sizes(
 
 
 def _check_pods(first: NodeSize, others: NodeSize) -> None:
-    """All pods of a job are alike: what workers are said to have, the first one must have, too."""
+    """Reject workers that are larger than the head, because all pods of a job have the same size."""
     for name in ("cpus", "gpus", "memory_bytes"):
         has, wants = getattr(first, name), getattr(others, name)
         if wants > has and (has or name == "gpus"):
             word = name.removesuffix("_bytes")
             raise SpecError(
-                f"workers are to have more {word} than the head, and all pods of a compute are alike",
-                hint=f"give Compute({word}=...) what worker_node_options ask for",
+                f"workers need more {word} than the head, but all pods of a compute have the same size",
+                hint=f"set Compute({word}=...) to the value in worker_node_options",
             )

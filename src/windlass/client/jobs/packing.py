@@ -1,8 +1,8 @@
-"""What travels to nodes that do not share this machine: the project as an archive, and the training library.
+"""Packing of what nodes on other machines need: the project as an archive, and the training library.
 
-Pure except for packing. `windlass.bundle` decides which files belong to a project. The training library
-travels if the source, the payload or the words of a command name it, since images have no windlass. With a
-target in an image it always travels, because its source cannot be read here.
+`windlass.bundle` decides which files belong to a project. The training library is sent if the source, the
+payload or the words of a command name it, because images do not contain windlass. It is always sent with a
+target in an image, because its source cannot be read here.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _NAMES = re.compile(rb"windlass\W{1,8}(?:train|recipes)\b")
 _MAX_SHELL_BYTES = 1 << 16
 
 TRAIN_ARCHIVE = (
-    f"{names.FILES_FOLDER}/{names.TRAIN_FILE}"  # where pods have it; the value of `names.TRAIN`
+    f"{names.FILES_FOLDER}/{names.TRAIN_FILE}"  # its path in pods, the value of `names.TRAIN`
 )
 _KEPT_BUNDLES = 8
 
 
 def needs_train(target: WorkTarget, cwd: Path) -> bool:
-    """Whether the work will import it, as far as can be read here."""
+    """Return whether the work imports the training library, as far as its source shows."""
     work = target.work
     if isinstance(work, Command):
         return _is_named(work.argv, cwd)
@@ -54,7 +54,7 @@ def needs_train(target: WorkTarget, cwd: Path) -> bool:
 
 
 def _is_in_payload(payload: bytes) -> bool:
-    """By a module's name, or as two names that stand in code apart from each other."""
+    """Return whether a payload names the library, by module name or as two separate names in code."""
     has_part = b"train" in payload or b"recipes" in payload
     return b"windlass" in payload and (bool(_NAMES.search(payload)) or has_part)
 
@@ -64,7 +64,7 @@ def _imports_train(source: Path, root: Path) -> bool:
 
 
 def _is_named(words: Iterable[str], cwd: Path) -> bool:
-    """Whether words name it, or a file that leads to it."""
+    """Return whether words name the library, or a file that imports it."""
     parts = [part for word in words for part in word.split()]
     if any(is_of_train(part) for part in parts):
         return True
@@ -90,13 +90,13 @@ def _find_files(parts: Iterable[str], cwd: Path) -> Iterator[Path]:
         try:
             if path.is_file():
                 yield path
-        except (OSError, ValueError):  # longer than any file's name, or no name at all
+        except (OSError, ValueError):  # too long for a file name, or not a valid one
             continue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """A spec whose paths are the nodes' own, and the files that make them true."""
+    """Spec with the paths of the nodes, and the files that must be sent for them."""
 
     spec: JobSpec
     bundle: Path | None = None
@@ -113,7 +113,10 @@ def pack_code(
     home: Path,
     root: Path | None = None,
 ) -> Packed:
-    """Everything the nodes need of this machine; `root` is the project's folder where it was told."""
+    """Pack everything that nodes need from this machine.
+
+    `root` is the project's folder. By default it is found from the code.
+    """
     is_in_image = spec.pod is not None and spec.pod.in_image
     if is_in_image or needs_train(target, cwd):
         spec = replace(spec, env={**spec.env, names.TRAIN: TRAIN_ARCHIVE})
@@ -133,7 +136,7 @@ def pack_code(
 
 
 def has_project(cwd: Path) -> bool:
-    """Whether there is anything here that a command could want: a program of the image needs no project."""
+    """Return whether this folder has a project. A program of the image may run without one."""
     try:
         return bool(select_files(check_root(find_root(cwd))))
     except BundleError:
@@ -141,7 +144,10 @@ def has_project(cwd: Path) -> bool:
 
 
 def choose_root(source: Path, cwd: Path) -> Path:
-    """The project of the source; where nothing marks one, the current folder if the source is in it."""
+    """Return the project of the source.
+
+    Without a marked project it is the current folder, if the source is in it.
+    """
     root = find_root(source)
     return (
         root if is_project_root(root) or not root.is_relative_to(cwd.resolve()) else find_root(cwd)
@@ -149,7 +155,7 @@ def choose_root(source: Path, cwd: Path) -> Path:
 
 
 def _find_source(target: WorkTarget, cwd: Path) -> Path:
-    """The file the project is found by: the target's own, unless that is installed."""
+    """Return the path from which to find the project: the target's file, unless it is installed."""
     source = target.source
     if source is None or not source.exists():
         return cwd
@@ -159,7 +165,7 @@ def _find_source(target: WorkTarget, cwd: Path) -> Path:
 
 
 def _is_installed(path: Path) -> bool:
-    """Whether a file belongs to an installed package, wherever its environment lies."""
+    """Return whether a file belongs to an installed package of any environment."""
     return any(part in ("site-packages", "dist-packages") for part in path.parts)
 
 
@@ -175,7 +181,7 @@ def _move(spec: JobSpec, target: WorkTarget, *, root: Path, cwd: Path, code_fold
     here = move(str(cwd)) or code_folder
 
     def move_file(path: str) -> str:
-        """As the user would write it: from the folder the ranks are in."""
+        """Return the path on the nodes, relative to the folder of the ranks."""
         moved = move(str(cwd / Path(path).expanduser()))
         return os.path.relpath(moved, here) if moved else path
 
@@ -189,7 +195,7 @@ def _move(spec: JobSpec, target: WorkTarget, *, root: Path, cwd: Path, code_fold
 
 
 def check_modules(modules: Iterable[str], root: Path, paths: Iterable[str]) -> None:
-    """A function by name needs its module on the nodes: in the project, or installed in the image."""
+    """Reject modules outside the project, because nodes import functions by name."""
     for name in modules:
         top = name.partition(".")[0]
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -201,13 +207,13 @@ def check_modules(modules: Iterable[str], root: Path, paths: Iterable[str]) -> N
         is_ours = any(module_path.is_relative_to(Path(path).resolve()) for path in paths)
         if is_ours and not module_path.is_relative_to(root):
             raise SpecError(
-                f"the module {name} lies in {module_path.parent}, outside the project {root}",
+                f"the module {name} is in {module_path.parent}, outside the project {root}",
                 hint="move it into the project, or install it in the image",
             )
 
 
 def _pack_root(root: Path, folder: Path) -> Path:
-    """The archive of a project; one that was packed before is used again."""
+    """Return the archive of a project. An earlier archive of the same files is reused."""
     bundle = collect(root)
     path = folder / f"{bundle.manifest.digest[:32]}.tar.gz"
     if not path.exists():

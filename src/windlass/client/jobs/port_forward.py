@@ -1,7 +1,7 @@
-"""A port of a job's node 0 as a port of this machine: where it is, or a listener that leads to it.
+"""Access to a port of node 0 of a job from this machine: its address, or a listener that forwards to it.
 
-Nodes of this machine need none: what listens there is here already, though perhaps at another port. How a
-connection reaches a pod is the engine's.
+Nodes on this machine need no listener, because their ports are local, though perhaps with another number.
+The engine opens the connections to pods.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ logger = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
 _APPEARS_S = 10.0
 _LOOK_EVERY_S = 0.25
-_LOOK_S = 1.0  # nobody listening there shows as the end of the stream
+_LOOK_S = 1.0  # the stream ends within this time if nothing listens in the pod
 _CHUNK_BYTES = 64 << 10
 
 
 def read_ports(text: str) -> tuple[int, int]:
-    """The port here, and that of node 0: `8265`, or `9000:8265`."""
+    """Return the local port and the port of node 0, from `8265` or `9000:8265`."""
     here, _, there = text.rpartition(":")
     numbers = [here or there, there]
     if not all(number.isdecimal() and 0 < int(number) < 1 << 16 for number in numbers):
-        raise SpecError(f"{text!r:.40} is no port", hint="8265, or LOCAL:PORT such as 9000:8265")
+        raise SpecError(
+            f"{text!r:.40} is not a port", hint="write 8265, or LOCAL:PORT such as 9000:8265"
+        )
     return int(numbers[0]), int(numbers[1])
 
 
 def find_here(job: Job, port: int) -> str:
-    """Where a port of a job on this machine is; EngineError where nobody listens."""
+    """Return the address of a port of a job on this machine. Raise EngineError if nothing listens."""
     kind = f"port {port}"
     ports = [c for c in job.status().conditions if c.type == kind and c.reason == names.REASON_PORT]
     address = ports[-1].message if ports else f"{_LOOPBACK}:{port}"
@@ -44,9 +46,9 @@ def find_here(job: Job, port: int) -> str:
 
 
 def check_open(job: Job, port: int) -> None:
-    """Refuse a port at which nobody listens, before anybody is told that it can be used.
+    """Raise EngineError if nothing listens at the port.
 
-    What starts beside the work, as a dashboard does, is waited for a while.
+    Waits a while for servers that start with the work, such as a dashboard.
     """
     faults: list[OSError] = []
 
@@ -58,25 +60,25 @@ def check_open(job: Job, port: int) -> None:
     if faults:
         raise EngineError(
             f"nothing listens at port {port} of node 0 of {job.id}: {faults[0]}",
-            hint=f"windlass status {job.id} shows whether it runs",
+            hint=f"windlass status {job.id} shows whether the job runs",
         ) from faults[0]
 
 
 def _find_fault(job: Job, port: int) -> list[OSError]:
-    """Why nobody can be reached at a port; nothing where somebody listens."""
+    """Return why the port cannot be reached. Empty if something listens."""
     try:
         with contextlib.closing(job.open_port(port)) as connection:
             connection.settimeout(_LOOK_S)
             with contextlib.suppress(TimeoutError):
                 if not connection.recv(1, socket.MSG_PEEK):
-                    return [ConnectionRefusedError("it hangs up at once")]
+                    return [ConnectionRefusedError("it closes connections immediately")]
     except OSError as error:
         return [error]
     return []
 
 
 class PortForward:
-    """Listens on this machine, and leads each connection to node 0."""
+    """Listener on this machine that forwards each connection to node 0."""
 
     def __init__(self, job: Job, port: int, *, local_port: int) -> None:
         self._job = job
@@ -86,12 +88,12 @@ class PortForward:
         except OSError as error:
             raise EngineError(
                 f"port {local_port} of this machine cannot be used: {error.strerror}",
-                hint=f"another one: {local_port + 1}:{port}",
+                hint=f"try another local port: {local_port + 1}:{port}",
             ) from error
         self.address = f"{_LOOPBACK}:{self._listener.getsockname()[1]}"
 
     def serve(self) -> None:
-        """Until it is closed."""
+        """Forward connections until this object is closed."""
         while True:
             try:
                 client, _ = self._listener.accept()
@@ -117,7 +119,7 @@ class PortForward:
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    """All that comes, until either side has ended; then both have."""
+    """Copy all data until either side closes, then close both sides."""
     source.settimeout(None)
     with contextlib.suppress(OSError):
         while data := source.recv(_CHUNK_BYTES):

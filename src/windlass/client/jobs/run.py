@@ -1,10 +1,10 @@
-"""run and submit: from a target and keywords to a job, and with `run`, to every rank's value.
+"""Functions `run` and `submit`, which turn a target and keywords into a job.
 
-A job is prepared in frozen stages, each made from the ones before it. Settings and target are read once:
+A job is prepared in frozen stages, each made from the stages before it. Settings and target are read once:
 
     Settings -> WorkTarget -> FittedJob -> JobSpec -> Plan -> Prepared
 
-The only place where spec, plan and engine meet. Prints through `client.jobs.live_view` only.
+Only this module combines spec, plan and engine. It prints through `client.jobs.live_view` only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TargetLike = str | Path | Callable[..., Any] | Sequence[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedJob:
-    """A target and settings that fit each other, with engine, framework and id: the stage before the spec."""
+    """Target and settings that fit each other, with engine, framework and ID. The stage before the spec."""
 
     target: WorkTarget
     settings: Settings
@@ -61,17 +61,17 @@ class FittedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A job that is decided but not started: what a dry run shows and `start` starts."""
+    """Job that is ready to start. A dry run shows its plan, and `start` starts it."""
 
     engine: Renderer
     plan: Plan
     payload: bytes | None
     settings: Settings
     bundle: Path | None = None
-    notes: tuple[str, ...] = ()  # what is done otherwise than usual, and why
+    notes: tuple[str, ...] = ()  # deviations from the usual behaviour, with reasons
 
     def start(self, *, hidden: Mapping[str, str] | None = None) -> Job:
-        """Start it; `hidden` are variables for ranks that no plan shows."""
+        """Start the job. `hidden` are variables for ranks that the plan does not show."""
         engine = as_engine(self.engine)
         ref = engine.submit(self.plan, self.payload, self.bundle, hidden=hidden or {})
         return Job(engine, ref)
@@ -88,13 +88,13 @@ def run(
 ) -> Any:
     """Run `target` on every rank and return a list of what each returned, in rank order.
 
-    What a rank raises is raised here, of its own type. Ctrl-C ends the job first, and is a KeyboardInterrupt
-    here and in the ranks. Settings that are left out come from the environment or a file, else are defaults.
+    An exception of a rank is raised here with its own type. Ctrl-C ends the job first, and raises
+    KeyboardInterrupt here and in the ranks. Other settings come from the environment, a file or defaults.
 
     target: a function, "train.py", "train.py::function", "-m module" or a command as a list of words.
-    args: what a function is called with; for a script or module, the words of its command line.
-    kwargs: what a function is called with by name.
-    quiet: show no logs; without it they are shown as they come.
+    args: arguments of a function, or command line words of a script or module.
+    kwargs: keyword arguments of a function.
+    quiet: show no logs (default: logs are shown as they arrive).
     """
     from windlass.client.jobs.live_view import LiveView, QuietView, follow
     from windlass.client.terminal import say
@@ -120,11 +120,11 @@ def submit(
     kwargs: Mapping[str, Any] | None = None,
     **settings: Unpack[JobKeywords],
 ) -> Job:
-    """Start `target` and return its job at once; the job goes on when this process ends.
+    """Start `target` and return its job immediately. The job keeps running when this process ends.
 
     target: a function, "train.py", "train.py::function", "-m module" or a command as a list of words.
-    args: what a function is called with; for a script or module, the words of its command line.
-    kwargs: what a function is called with by name.
+    args: arguments of a function, or command line words of a script or module.
+    kwargs: keyword arguments of a function.
     """
     from windlass.client.terminal import say
 
@@ -144,7 +144,7 @@ def prepare_job(
     flags: Mapping[str, Any],
     job_id: str = "",
 ) -> Prepared:
-    """Decide everything about a job without starting it. Without `job_id` it gets a new id."""
+    """Prepare a job without starting it. Without `job_id` it gets a new ID."""
     cwd = current_folder()
     _check_arguments(target, args, kwargs, flags)
     settings = read_settings(flags=flags, environ=os.environ, start=cwd)
@@ -161,7 +161,7 @@ def choose_target(
     settings: Settings,
     cwd: Path,
 ) -> WorkTarget:
-    """Read a target as the settings say: from the image, or from this machine."""
+    """Read a target from the image or from this machine, depending on the settings."""
     if settings.in_image:
         return read_in_image(target, args, kwargs)
     is_local = not has_pods(settings.engine, settings)
@@ -172,16 +172,16 @@ def choose_target(
 def _check_arguments(
     target: object, args: object, kwargs: object, flags: Mapping[str, Any]
 ) -> None:
-    """Refuse what the function itself was meant to get: `wl.run(f, 3)` and `wl.run(f, x=3)`."""
+    """Reject arguments meant for the function itself, as in `wl.run(f, 3)` and `wl.run(f, x=3)`."""
     name = getattr(target, "__name__", "f") if callable(target) else "f"
     if not isinstance(args, Sequence) or (callable(target) and isinstance(args, (str, bytes))):
         raise SpecError(
-            f"args is {args!r:.60}, and not a list of arguments",
-            hint=f"what {name} is called with: wl.run({name}, args=[{args!r:.60}])",
+            f"args is {args!r:.60}, not a list of arguments",
+            hint=f"to pass it to {name}: wl.run({name}, args=[{args!r:.60}])",
         )
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise SpecError(
-            f"kwargs is {kwargs!r:.60}, and not a dict", hint=f"wl.run({name}, kwargs={{...}})"
+            f"kwargs is {kwargs!r:.60}, not a dict", hint=f"wl.run({name}, kwargs={{...}})"
         )
     unknown = [key for key in flags if key not in BY_NAME]
     if unknown and callable(target):
@@ -191,16 +191,16 @@ def _check_arguments(
             hint=did_you_mean(
                 key,
                 BY_NAME,
-                f"what {name} is called with: wl.run({name}, kwargs={{{key!r}: {flags[key]!r:.60}}})",
+                f"to pass it to {name}: wl.run({name}, kwargs={{{key!r}: {flags[key]!r:.60}}})",
                 alike=0.8,
             ),
         )
 
 
 def check_honoured(prepared: Prepared) -> None:
-    """Refuse a setting of pods that was given for this one job, on an engine that has no pods.
+    """Reject a setting of pods that was given for this job, on an engine without pods.
 
-    What files and variables say holds for jobs on a cluster as well, and is no mistake.
+    Settings in files and variables also apply to jobs on a cluster, so they are not an error.
     """
     if "pods" in prepared.engine.can:
         return
@@ -211,13 +211,13 @@ def check_honoured(prepared: Prepared) -> None:
         if setting.group in POD_GROUPS and is_given and setting.name not in honoured:
             raise SpecError(
                 f"{setting.flag} is for pods, and the engine {prepared.engine.name} has none",
-                hint="leave it out, or choose a cluster: -e kubernetes; in windlass.toml it holds "
-                "for clusters only",
+                hint="remove it, or choose a cluster: -e kubernetes; in windlass.toml it applies to "
+                "clusters only",
             )
 
 
 def check_declares(target: WorkTarget, cwd: Path) -> None:
-    """Refuse a script that only declares apps, named itself or behind `python`."""
+    """Reject a script that only declares apps, given as the target or as an argument of `python`."""
     work = target.work
     if isinstance(work, Script):
         check_script(target.source, (work.path,))
@@ -237,9 +237,9 @@ def prepare_target(
     root: Path | None = None,
     job_id: str = "",
 ) -> Prepared:
-    """Decide everything about a job whose target and settings are read, to be run in `cwd`.
+    """Prepare a job that runs in `cwd` from its target and settings.
 
-    `pod` and `root`, the project's folder, replace what settings and files say.
+    `pod` and `root`, the project's folder, override the settings and the search for a project.
     """
     job = fit_job(target, settings, job_id=job_id)
     preload, note = _choose_preload(job)
@@ -262,7 +262,7 @@ def prepare_target(
 
 
 def fit_job(target: WorkTarget, settings: Settings, *, job_id: str = "") -> FittedJob:
-    """Fit target and settings to each other, and choose engine, framework and id."""
+    """Fit target and settings to each other, and choose engine, framework and ID."""
     work, sized = target.work, settings
     if isinstance(work, Command):
         work, sized = fit_launcher(work, settings)
@@ -280,7 +280,7 @@ def fit_job(target: WorkTarget, settings: Settings, *, job_id: str = "") -> Fitt
 
 
 def _decide(job: FittedJob, spec: JobSpec, *, cwd: Path, root: Path | None) -> tuple[Packed, Plan]:
-    """Return the plan, and the code that travels where nodes do not share this machine."""
+    """Return the plan, and the packed code for nodes on other machines."""
     facts = job.engine.facts()
     packed = Packed(spec=spec)
     if facts.code_folder:
@@ -299,14 +299,14 @@ def _decide(job: FittedJob, spec: JobSpec, *, cwd: Path, root: Path | None) -> t
 
 
 def describe_pretence(settings: Settings) -> tuple[str, ...]:
-    """Return the note on GPUs that are asked for and not used."""
+    """Return the note on GPUs that are requested but not used."""
     if not (settings.pretend_gpus and settings.gpus):
         return ()
-    return (f"pretend_gpus: {settings.gpus} GPU(s) per node are pretended, ranks use the CPU",)
+    return (f"pretend_gpus: ranks use the CPU in place of {settings.gpus} GPU(s) per node",)
 
 
 def _describe_procs(asked: int | None, spec: JobSpec) -> tuple[str, ...]:
-    """What to say where a framework starts another number of ranks than was asked for."""
+    """Return the note on a framework that starts another number of ranks than requested."""
     if asked in (None, spec.procs):
         return ()
     processes = "one process" if spec.procs == 1 else f"{spec.procs} processes"
@@ -314,24 +314,26 @@ def _describe_procs(asked: int | None, spec: JobSpec) -> tuple[str, ...]:
 
 
 def _describe_standalone(work: Work, num_nodes: int) -> tuple[str, ...]:
-    """Return the note on a launcher whose nodes do not meet."""
+    """Return the note on a launcher with nodes that do not connect to each other."""
     if num_nodes > 1 and isinstance(work, Command) and STANDALONE in work.label:
-        return (f"{STANDALONE}: each of the {num_nodes} nodes is a world of its own",)
+        return (f"{STANDALONE}: each of the {num_nodes} nodes runs a separate world",)
     return ()
 
 
 def current_folder() -> Path:
-    """Where this process is."""
+    """Return the current folder. Raise SpecError if it no longer exists."""
     try:
         return Path.cwd()
     except FileNotFoundError as error:
-        raise SpecError("the current folder is gone", hint="cd to one that exists") from error
+        raise SpecError(
+            "the current folder no longer exists", hint="cd to a folder that exists"
+        ) from error
 
 
 def make_spec(
     job: FittedJob, *, cwd: Path, detach: bool, preload: tuple[str, ...], pod: PodSpec | None = None
 ) -> JobSpec:
-    """Return what was asked for; `pod` replaces what the settings say of pods."""
+    """Return the spec of a job. `pod` overrides the settings of pods."""
     work, settings, framework = job.target.work, job.settings, job.framework
     nodes = settings.nodes
     if pod is None and job.has_pods:
@@ -346,7 +348,7 @@ def make_spec(
         procs=framework.count_procs(settings.procs or settings.gpus or 1, work.kind),
         env=settings.env,
         cwd="" if settings.in_image else str(cwd),
-        # scripts and modules find their own; only a callable of this process needs its paths
+        # only a callable of this process needs its import paths
         paths=import_paths() if isinstance(work, Function) and not work.file else (),
         python=settings.python,
         start=settings.start,
@@ -366,7 +368,7 @@ def make_spec(
 
 
 def _choose_preload(job: FittedJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what to import ahead, and a note if torch is left to the rank."""
+    """Return the modules to preload, and a note if torch is not preloaded."""
     target, settings, framework = job.target, job.settings, job.framework
     if settings.start == "spawn" or isinstance(target.work, Command):
         return (), ()

@@ -1,12 +1,12 @@
-"""Analysis of a user's source files. Nothing is run.
+"""Analysis of a user's source files, without running them.
 
-- Which files of the project a script imports.
-- Whether a script only declares apps, so that running it would start nothing.
-- Whether the fork server should import torch ahead. Only torch is imported ahead unasked, since other
-  libraries read a rank's variables when they load. torch's compiler is not: where it was imported ahead, a
-  data-parallel model is freed as its function returns, which deadlocks with gloo's threads every few runs.
-- Which variables a script sets before it imports torch: these must count for torch. Statements are followed
-  in the order in which Python runs them. In doubt, torch is left to the rank.
+- Finds the files of the project that a script imports.
+- Finds out whether a script only declares apps, so that running it would start nothing.
+- Decides whether the fork server preloads torch. No other library is preloaded by default, because others
+  read the variables of a rank when they load. The compiler of torch is not preloaded either. With it, a
+  data-parallel model is freed when its function returns, which deadlocks with gloo's threads every few runs.
+- Finds variables that a script sets before it imports torch, because torch must see them. Statements are
+  followed in the order in which Python runs them. In doubt, torch is not preloaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _QUIET = (
     *(ast.Assign, ast.AnnAssign, ast.Pass),
 )
 TORCH = ("torch",)
-# what the training library imports when it saves and shards: a restart imports nothing then
+# includes what the training library imports to save and shard, so that a restart imports nothing
 TRAINING = (*TORCH, "torch.distributed.checkpoint", "torch.distributed.fsdp")
 
 _IS_TORCH = re.compile(r"torch(?![\w.-])", re.IGNORECASE)  # and not torchvision, torch-geometric
@@ -37,7 +37,7 @@ _MAX_FOLLOWED = 200
 _SETTERS = ("setdefault", "update", "pop", "clear", "popitem", "__setitem__", "__delitem__")
 _ENVIRONS = ("environ", "environb")
 _FUNCTIONS = ("putenv", "unsetenv", "load_dotenv")
-# What neither torch nor anything that it loads reads while it is being imported.
+# Variables that neither torch nor its dependencies read during import.
 _HARMLESS = (
     *names.READ_LATE,
     *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "DATASETS_", "ACCELERATE_", "WANDB_"),
@@ -47,7 +47,7 @@ _HARMLESS = (
 
 
 def read_tree(path: Path) -> ast.Module | None:
-    """A file as Python reads it; None where it is no Python, or not there."""
+    """Return the syntax tree of a file. None if it is missing or not Python."""
     try:
         source = path.read_bytes()
     except OSError:
@@ -56,9 +56,9 @@ def read_tree(path: Path) -> ast.Module | None:
 
 
 def parse_source(source: bytes) -> ast.Module | None:
-    """Source as Python reads it; None where it is no Python."""
+    """Return the syntax tree of a source. None if it is not Python."""
     try:
-        with warnings.catch_warnings():  # the user's own are told when the file runs
+        with warnings.catch_warnings():  # Python repeats these warnings when the file runs
             warnings.simplefilter("ignore")
             return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -66,7 +66,7 @@ def parse_source(source: bytes) -> ast.Module | None:
 
 
 def list_imports(node: ast.AST) -> Iterator[tuple[str, int]]:
-    """Each name that a statement imports, and how many folders above its file's own a relative one starts."""
+    """Yield each name that a statement imports, with the level of a relative import."""
     if isinstance(node, ast.Import):
         yield from ((alias.name, 0) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -77,18 +77,18 @@ def list_imports(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def is_of_train(name: str) -> bool:
-    """Whether a module is the training library's, or a recipe: both import torch."""
+    """Return whether a module is of the training library or a recipe, which both import torch."""
     return name in _TRAIN or name.startswith(tuple(f"{package}." for package in _TRAIN))
 
 
 def read_imports(path: Path) -> list[tuple[str, int]]:
-    """What a file imports, as `list_imports` has it; nothing where it is no Python."""
+    """Return the imports of a file, like `list_imports`. Empty if it is not Python."""
     tree = read_tree(path)
     return [pair for node in ast.walk(tree) for pair in list_imports(node)] if tree else []
 
 
 def walk_imports(script: Path, root: Path) -> Iterator[tuple[str, int]]:
-    """What a script imports, and what the project's files do that it imports, each as it stands there."""
+    """Yield the imports of a script and of the project's files that it imports, as they are written."""
     todo, seen = [script], {script}
     while todo and len(seen) < _MAX_FILES:
         path = todo.pop()
@@ -101,7 +101,7 @@ def walk_imports(script: Path, root: Path) -> Iterator[tuple[str, int]]:
 
 
 def find_imported(name: str, level: int, path: Path, root: Path) -> Iterator[Path]:
-    """The project's files that importing `name` in the file `path` runs, packages first."""
+    """Yield the project's files that importing `name` in the file `path` runs, packages first."""
     above = (root, *path.parents)[level : level + 1]
     for folder in above:
         parts = name.split(".")
@@ -113,7 +113,7 @@ def find_imported(name: str, level: int, path: Path, root: Path) -> Iterator[Pat
 
 
 def find_module(name: str, root: Path) -> Iterator[Path]:
-    """The file of a module in a folder, if it has one."""
+    """Yield the file of a module in a folder, if it has one."""
     path = root.joinpath(*name.split("."))
     for candidate in (path.with_suffix(".py"), path / "__init__.py"):
         if candidate.is_file():
@@ -121,17 +121,17 @@ def find_module(name: str, root: Path) -> Iterator[Path]:
 
 
 def check_script(source: Path | None, words: Sequence[str]) -> None:
-    """Refuse a script that makes apps and does nothing with them, and say what starts them."""
+    """Reject a script that declares apps and does nothing with them."""
     if source is None or not only_declares(source):
         return
     raise SpecError(
         f"{source.name} only declares app(...), which starts nothing by itself",
-        hint=f"windlass deploy {words[0]} starts it; app(...).deploy() does so from the script",
+        hint=f"start it with windlass deploy {words[0]}, or call app(...).deploy() in the script",
     )
 
 
 def only_declares(source: Path) -> bool:
-    """Whether running a script would make apps, and start none of them."""
+    """Return whether running a script would declare apps, and start none of them."""
     tree = read_tree(source)
     return tree is not None and _has_apps_alone(tree)
 
@@ -165,9 +165,9 @@ def _imports_windlass(tree: ast.Module) -> bool:
 
 
 def choose_preload(script: Path) -> tuple[str, ...]:
-    """What to import ahead for a script, judged by it and by the files of the project that it imports.
+    """Return what to preload for a script, based on it and the project's files that it imports.
 
-    The search ends at the first import that leads to torch; the training library is looked for up to there,
+    The search stops at the first import that leads to torch. The training library is searched up to there,
     and in all of the script itself.
     """
     root = script.parent  # where absolute imports start
@@ -187,10 +187,10 @@ def choose_preload(script: Path) -> tuple[str, ...]:
 
 
 def _needs_torch(name: str, root: Path) -> bool:
-    """Whether an installed package of that name asks for torch."""
+    """Return whether an installed package of that name requires torch."""
     if name in sys.stdlib_module_names or name == "windlass" or any(find_module(name, root)):
         return False
-    import importlib.metadata  # slow to import, and seldom needed
+    import importlib.metadata  # slow to import, and rarely needed
 
     try:
         requires = importlib.metadata.requires(name) or []
@@ -201,11 +201,11 @@ def _needs_torch(name: str, root: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyWrite:
-    """Where a variable is set while torch may not be imported yet."""
+    """Place where a variable is set while torch may not be imported yet."""
 
     path: Path
     line: int
-    name: str  # empty: which one is known only when it runs
+    name: str  # empty if it is known only at run time
 
     def __str__(self) -> str:
         what = self.name or "variables"
@@ -215,10 +215,10 @@ class EarlyWrite:
 def find_early_write(
     scripts: Sequence[Path], root: Path, *, function: str = ""
 ) -> EarlyWrite | None:
-    """The first variable of consequence that is set before torch is there; None where there is none.
+    """Return the first variable that may matter to torch and is set before its import, or None.
 
-    `scripts` run one after the other; `root` is where absolute imports start. Of a `function` that travels
-    alone only its own statements run.
+    `scripts` run one after the other, and absolute imports start in `root`. Only the statements of `function`
+    run if it is sent without its module.
     """
     walk = _Walk(root)
     has_torch = False
@@ -231,7 +231,7 @@ def find_early_write(
 
 
 class _Walk:
-    """Follows statements, and remembers the first write."""
+    """Walk over statements that records the first write to a variable."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -241,7 +241,7 @@ class _Walk:
         self.early_write: EarlyWrite | None = None
 
     def follow(self, path: Path, *, has_torch: bool) -> bool:
-        """Run through a file; whether torch is imported after it."""
+        """Follow a file, and return whether torch is imported after it."""
         if has_torch or self.early_write or path in self._seen or len(self._seen) >= _MAX_FOLLOWED:
             return has_torch
         self._seen.add(path)
@@ -255,7 +255,7 @@ class _Walk:
         return has_torch
 
     def follow_function(self, path: Path, name: str) -> None:
-        """Run through the functions of that name alone."""
+        """Follow only the functions of that name."""
         tree = read_tree(path)
         if tree is None:
             return
@@ -272,7 +272,7 @@ class _Walk:
         return has_torch
 
     def _step(self, node: ast.stmt, *, has_torch: bool) -> bool:
-        """One statement; whether torch is surely imported after it."""
+        """Follow one statement, and return whether torch is certainly imported after it."""
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             return self._import(node, has_torch=has_torch)
         self._note_writes(node)
@@ -318,13 +318,16 @@ def _is_harmless(name: str) -> bool:
 
 
 class _Writes:
-    """Finds what a statement itself writes, not what is in its blocks; `environs` are names of os.environ."""
+    """Finder of the variables that a statement itself writes, without its blocks.
+
+    `environs` are the names of os.environ in the file.
+    """
 
     def __init__(self, environs: set[str]) -> None:
         self._environs = environs
 
     def find(self, node: ast.stmt) -> Iterator[tuple[int, str]]:
-        """Lines and variables; an empty name is one that is known only when it runs."""
+        """Yield lines and variables. The name is empty if it is known only at run time."""
         targets: Sequence[ast.expr] = ()
         if isinstance(node, (ast.Assign, ast.Delete)):
             targets = node.targets
@@ -342,7 +345,7 @@ class _Writes:
                         yield from ((inner.lineno, name) for name in self._find_written(inner))
 
     def _find_written(self, call: ast.Call) -> Iterator[str]:
-        """The variables that a call sets or takes away."""
+        """Yield the variables that a call sets or removes."""
         function = call.func
         called = _name_of(function)
         if called in _FUNCTIONS:
@@ -359,7 +362,7 @@ class _Writes:
 
 
 def _find_environs(tree: ast.Module) -> set[str]:
-    """What a file calls os.environ besides."""
+    """Return the other names of os.environ in a file."""
     environs: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "os":
@@ -378,7 +381,7 @@ def _name_of(node: ast.expr) -> str:
 
 
 def _read_names(given: Sequence[ast.expr]) -> Iterator[str]:
-    """The keys of dictionaries that are written out; of others, one that nobody knows."""
+    """Yield the keys of literal dictionaries, and an empty name for other values."""
     for value in given:
         if isinstance(value, ast.Dict):
             yield from (_read_text(key) for key in value.keys)

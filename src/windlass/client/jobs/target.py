@@ -1,8 +1,8 @@
-"""Targets: from a callable, a script, `file.py::function`, `-m module` or a command to the work of a job.
+"""Conversion of a target to the work of a job.
 
-Also decides what the ranks need of this process: import paths, and whether to import torch ahead. Reads
-files, runs nothing. For a target that is in the image already, nothing travels and nothing can be checked
-here; a relative path is relative to the image's working folder.
+A target is a callable, a script, `file.py::function`, `-m module` or a command. This module also decides
+which import paths the ranks need, and whether to preload torch. It reads files and runs nothing. A target in
+the image is neither sent nor checked here, and its relative path starts at the image's working folder.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from windlass.wire import pickling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkTarget:
-    """Work, the payload that travels with it, and the source that tells what it imports."""
+    """Work, the payload that is sent with it, and the source that shows its imports."""
 
     work: Work
     payload: bytes | None = None
     source: Path | None = None
-    preload: tuple[str, ...] | None = None  # what it is known to want; None: read the source
-    root: Path | None = None  # where the source's absolute imports start; None: in its folder
-    packages: tuple[Path, ...] = ()  # of a module: what is imported before it
-    is_alone: bool = False  # a function that travels without its source
+    preload: tuple[str, ...] | None = None  # modules to preload, or None to find them in the source
+    root: Path | None = None  # where absolute imports start, or None for the source's folder
+    packages: tuple[Path, ...] = ()  # packages that are imported before a module
+    is_alone: bool = False  # True for a function that is sent without its source
 
     def find_early_write(self) -> EarlyWrite | None:
-        """A variable that is set before torch is imported, so that torch must not be there already."""
+        """Return a variable that the source sets before it imports torch, which rules out a preload."""
         if self.source is None or not self.source.is_file():
             return None
         name = self.work.name.rpartition(".")[2] if isinstance(self.work, Function) else ""
@@ -66,9 +66,9 @@ def read_work_target(
     is_local: bool = True,
     given: str = "",
 ) -> WorkTarget:
-    """What `target` means, with its arguments; a command must be here where it runs here.
+    """Return the work of `target` with its arguments. A command that runs here must exist here.
 
-    `given` is a parameter that the framework gives to a function.
+    `given` is a parameter that the framework passes to a function.
     """
     kwargs = dict(kwargs or {})
     if callable(target):
@@ -106,7 +106,7 @@ def _read_function(
 
 
 def travels_alone(function: Any) -> bool:
-    """Whether a rank gets the function without its module, and without torch by what it refers to."""
+    """Return whether a function is sent without its module, and refers to nothing of torch."""
     code = getattr(function, "__code__", None)
     if code is None:
         return False
@@ -129,14 +129,14 @@ def check_call(
     name: str,
     given: str = "",
 ) -> None:
-    """A call that cannot be made is refused here rather than by every rank."""
+    """Reject arguments that do not fit the function here, before every rank fails."""
     signature = inspect_signature(function, given)
     if signature is not None:
         check_bound(signature, args, kwargs, name)
 
 
 def inspect_signature(function: Callable[..., Any], given: str = "") -> inspect.Signature | None:
-    """What it can be called with beside what it is `given`; None where it does not tell, as some builtins."""
+    """Return the signature without the parameter `given`. None if it is unknown, as for some builtins."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -150,12 +150,12 @@ def inspect_signature(function: Callable[..., Any], given: str = "") -> inspect.
 def check_bound(
     signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
 ) -> None:
-    """The same, with a signature that is known."""
+    """Reject arguments that do not fit a signature."""
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise SpecError(
-            f"{name} cannot be called: {error}", hint=f"it is {name}{signature}"
+            f"{name} cannot be called: {error}", hint=f"the signature is {name}{signature}"
         ) from error
 
 
@@ -173,7 +173,7 @@ def _dump_call(
 def blame_argument(
     signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
 ) -> None:
-    """Of a call that cannot travel, raise what is wrong with its arguments, each by its own name."""
+    """Raise BundleError for an argument that cannot be pickled, with the name of the argument."""
     named: Mapping[str, Any] = {f"argument {i}": value for i, value in enumerate(args)} | {**kwargs}
     if signature is not None:
         with contextlib.suppress(TypeError):
@@ -189,13 +189,13 @@ def _choose_for(payload: bytes) -> tuple[str, ...] | None:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """What a callable is called in messages."""
+    """Return the name of a callable for messages."""
     inner = unwrap_partial(function)
     return str(getattr(inner, "__qualname__", type(inner).__qualname__))
 
 
 def unwrap_partial(function: Any) -> Any:
-    """The function inside partials."""
+    """Return the function inside partials."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
@@ -232,7 +232,7 @@ def _read_words(
         )
     if words[0] == "-m" or words[0].startswith("-m "):
         return _read_module(words, cwd)
-    is_name = "/" not in words[0]  # of a program, if there is one
+    is_name = "/" not in words[0]  # perhaps the name of a program
     if not words[0].endswith(".py") and is_name and shutil.which(words[0]):
         return WorkTarget(work=Command(argv=tuple(words)), preload=())
     path = (cwd / Path(words[0]).expanduser()).absolute()
@@ -247,7 +247,7 @@ def _read_words(
 
 
 def is_python(path: Path) -> bool:
-    """Whether a file without `.py` is for Python: a script, or an archive of one."""
+    """Return whether a file without `.py` is a Python script or an archive of one."""
     if not path.is_file():
         return False
     if path.suffix in (".pyz", ".zip"):
@@ -255,23 +255,23 @@ def is_python(path: Path) -> bool:
     source = path.read_bytes()
     first = source[: source.find(b"\n") + 1]
     if first.startswith(b"#!"):
-        # beside an interpreter lie programs that are installed, as torchrun: they have their own
+        # Installed programs next to an interpreter, such as torchrun, use their own interpreter.
         return b"python" in first and not (path.parent / "python").exists()
     return bool(source.strip()) and b"\0" not in source[:1024] and parse_source(source) is not None
 
 
 def _find_command(words: Sequence[str], cwd: Path, *, is_local: bool) -> Command:
-    """A program that will be found where it runs."""
+    """Return the command. A program for another machine is not looked for here."""
     path = cwd / words[0]
     if path.is_file():
         return Command(argv=(f"./{words[0]}" if "/" not in words[0] else words[0], *words[1:]))
-    # a virtual environment need not be on the PATH
+    # The PATH may lack the folder of the virtual environment.
     beside = shutil.which(words[0], path=str(Path(sys.executable).parent))
     if beside is not None and is_local:
         return Command(argv=(beside, *words[1:]))
     if is_local or "/" in words[0]:
         if path.is_dir():
-            find_script(words[0], cwd)  # says that it is a folder
+            find_script(words[0], cwd)  # raises, because it is a folder
         raise SpecError(
             f"there is no script and no command {words[0]!r}", hint=_nearest_script(words[0], cwd)
         )
@@ -292,7 +292,7 @@ def _read_module(words: Sequence[str], cwd: Path) -> WorkTarget:
 
 
 def find_script(name: str, cwd: Path) -> Path:
-    """The script's path, or an error that says what may have been meant."""
+    """Return the path of a script. Raise SpecError with the nearest name if there is none."""
     path = (cwd / Path(name).expanduser()).absolute()
     if path.is_dir():
         raise SpecError(
@@ -313,15 +313,15 @@ def _nearest_script(name: str, cwd: Path) -> str:
     return did_you_mean(
         Path(name).name,
         here,
-        listed if here else f"{folder} holds no script",
+        listed if here else f"{folder} has no scripts",
         show=Path(name).parent.joinpath,
         alike=0.5,
     )
 
 
 def import_paths() -> tuple[str, ...]:
-    """What this process imports from, beyond what the interpreter brings itself."""
-    # not the whole prefix: a project may lie in /usr/src, the system's Python in /usr
+    """Return the import paths of this process, without those of the interpreter itself."""
+    # Not the whole prefix is excluded: a project may be in /usr/src with the system's Python in /usr.
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
     folders = ("bin", "lib", "lib64", os.path.join("local", "lib"))
     own = tuple(os.path.join(p, folder, "") for p in prefixes for folder in folders)
@@ -338,11 +338,11 @@ def read_in_image(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> WorkTarget:
-    """What `target` means in the image, with its arguments."""
+    """Return the work of a target in the image, with its arguments."""
     if callable(target):
         raise SpecError(
             "a function of this process is not in the image",
-            hint='name it as the image has it: "/app/train.py::function", or leave in_image out',
+            hint='name its file in the image, like "/app/train.py::function", or remove in_image',
         )
     words = [str(target)] if isinstance(target, (str, Path)) else [str(word) for word in target]
     if not words or not words[0]:
