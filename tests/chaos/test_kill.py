@@ -1,7 +1,7 @@
-"""SIGKILL to random ranks, agents and fork servers: the verdict is true, and nothing is left running.
+"""SIGKILL to random ranks, agents and fork servers: the verdict is right, and no process remains.
 
-Seeded, so that a failure can be had again: `CHAOS_SEED=7 pytest tests/chaos`; the number of rounds
-is `CHAOS_ROUNDS`.
+The choice is seeded, so a failure can be reproduced with `CHAOS_SEED=7 pytest tests/chaos`. `CHAOS_ROUNDS`
+sets the number of rounds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _fork_server(agent_pid: int) -> int:
 
 
 def _choose(job: wl.Job, random_: random.Random) -> tuple[str, int, int]:
-    """What to kill: its kind, its rank or node, its pid."""
+    """Choose what to kill, and return its kind, its rank or node, and its PID."""
     status = job.status()
     kind = random_.choice(["rank", "agent", "fork server"])
     if kind == "rank":
@@ -56,19 +56,19 @@ def test_kill(round_, home, tmp_path):
     kind, number, pid = _choose(job, random_)
     os.kill(pid, signal.SIGKILL)
     verdict = job.wait(30).verdict
-    told = f"killed {kind} {number}: {verdict}"
+    summary = f"killed {kind} {number}: {verdict}"
     if kind == "rank":
         assert (verdict.kind.value, verdict.rank, verdict.signal) == (
             "killed by a signal",
             number,
             "SIGKILL",
-        ), told
-        assert verdict.others == {"stopped": NODES * PROCS - 1}, told
+        ), summary
+        assert verdict.others == {"stopped": NODES * PROCS - 1}, summary
     elif kind == "agent":
-        assert (verdict.kind.value, verdict.node) == ("lost node", number), told
+        assert (verdict.kind.value, verdict.node) == ("lost node", number), summary
     else:
-        assert (verdict.node, verdict.signal) == (number, "SIGKILL"), told
-    wait_for(lambda: not find_left_over(home), f"nothing is left: {find_left_over(home)}", 15)
+        assert (verdict.node, verdict.signal) == (number, "SIGKILL"), summary
+    wait_for(lambda: not find_left_over(home), f"no process remains: {find_left_over(home)}", 15)
 
 
 def test_a_job_with_restarts_survives_a_killed_fork_server(home, tmp_path):
@@ -86,10 +86,10 @@ def test_a_job_with_restarts_survives_a_killed_fork_server(home, tmp_path):
     assert job.status().history[0].node == 1
 
 
-def test_a_terminated_agent_cancels_in_order(home, tmp_path):
+def test_terminated_agent_cancels_its_job(home, tmp_path):
     flag, saved = tmp_path / "flag", tmp_path / "saved"
     job = wl.submit(work.save_on_term, (str(flag), str(saved)))
-    wait_for(flag.exists, "the rank is there")
+    wait_for(flag.exists, "the rank is running")
     os.kill(job.status().nodes[0].pid, signal.SIGTERM)
     status = job.wait(20)
     assert status.phase.value == "cancelled"

@@ -1,4 +1,4 @@
-"""How cases are named, and which settings of the user's hold for them."""
+"""Names of conformance cases, and the user's settings that apply to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_case_is_named_without_its_engine(nodeid, case):
     assert name_case(nodeid, "trainjob") == case
 
 
-def test_what_the_users_pods_need_holds_for_every_case(tmp_path):
+def test_pod_settings_of_the_user_apply_to_every_case(tmp_path):
     flags = {
         "engine": "kubernetes",
         "image": "of-a-flag",
@@ -41,4 +41,4 @@ def test_what_the_users_pods_need_holds_for_every_case(tmp_path):
     for name in ("queue", "run_as", "tolerations", "node_selector", "patch"):
         assert again.value(name) == settings.value(name), name
     assert again.labels == {"team": "x", "run": "1"}
-    assert (again.nodes, again.image) == (1, "")  # the cases' own
+    assert (again.nodes, again.image) == (1, "")  # the cases set these themselves

@@ -1,4 +1,4 @@
-"""`windlass conformance` as users have it: from a wheel, in a folder of theirs; errors, rows and codes."""
+"""`windlass conformance` as users run it, from a wheel in their own folder: errors, rows and exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUICK = "cannot_be_sent"  # a case that starts no job
 
 
 def run(*words, python=sys.executable, code="", cwd=None):
-    """`windlass conformance`, after some code in its process."""
+    """Run `windlass conformance` after some code in its process."""
     start = f"import sys\n{code}\nfrom windlass.cli.main import main\nsys.exit(main())"
     command = [python, "-c", start, "conformance", *words]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
@@ -30,7 +30,7 @@ def run(*words, python=sys.executable, code="", cwd=None):
 
 @pytest.fixture
 def cases(tmp_path, monkeypatch):
-    """A suite with one case for each end."""
+    """Write a suite with one case for each outcome, and return the code that selects it."""
     folder = tmp_path / "cases"
     folder.mkdir()
     (folder / "test_ends.py").write_text(
@@ -55,7 +55,7 @@ def cases(tmp_path, monkeypatch):
     return f"from windlass.conformance import case_run; case_run.CASES = {str(folder)!r}"
 
 
-def test_each_end_is_a_row_and_a_failure_a_code(cases):
+def test_each_outcome_is_a_row_and_a_failure_sets_the_exit_code(cases):
     ran = run("-e", "local", "-k", "not interrupted and not terminated", "--json", code=cases)
     rows = {row["case"]: row for row in json.loads(ran.stdout)}
     assert {name.partition("::")[2]: row["result"] for name, row in rows.items()} == {
@@ -85,7 +85,7 @@ def test_the_table(cases):
 
 
 @pytest.mark.parametrize("how", ["interrupted", "terminated"])
-def test_an_interrupt_ends_it_with_the_rows_so_far(cases, how):
+def test_interrupt_prints_the_rows_so_far(cases, how):
     ran = run("-e", "local", "-k", f"holds or {how}", "--json", code=cases)
     assert ran.returncode == 130
     assert [row["result"] for row in json.loads(ran.stdout)] == ["passed"]
@@ -101,14 +101,14 @@ def test_an_interrupt_ends_it_with_the_rows_so_far(cases, how):
         (["-e", "kubernetes"], "image", 2),
     ],
 )
-def test_what_cannot_be_run_is_one_error(words, says, code):
+def test_invalid_run_is_one_error(words, says, code):
     ran = run(*words)
     assert says in ran.stderr
     assert "hint: " in ran.stderr
     assert (ran.returncode, ran.stdout) == (code, "")
 
 
-def test_without_pytest_it_says_what_to_install():
+def test_missing_pytest_is_an_error_with_a_hint():
     ran = run("-e", "local", code="sys.modules['pytest'] = None")
     assert ran.returncode == 3
     assert "pip install 'windlass[conformance]'" in ran.stderr
@@ -133,13 +133,13 @@ def test_from_a_wheel_in_an_empty_folder(tmp_path):
     assert os.listdir(empty) == []
 
 
-def test_nobody_else_loads_it():
+def test_conformance_is_not_imported_otherwise():
     code = "import sys, windlass, windlass.cli.main; windlass.run; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not [name for name in ran.stdout.split() if "conformance" in name or "pytest" in name]
     assert not [name for name, _ in _sources() if "conformance" in name]
 
 
-def test_the_cases_are_where_they_are_looked_for():
+def test_cases_are_in_the_package():
     assert Path(case_run.CASES) == CASES
     assert len(list(CASES.glob("test_*.py"))) >= 10

@@ -1,4 +1,4 @@
-"""`windlass conformance` on a cluster: what it makes goes again, what is missing is told before any case."""
+"""`windlass conformance` on a cluster: it deletes what it creates, and reports errors before any case."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WINDLASS = [sys.executable, "-m", "windlass.cli.main", "conformance", "-e", "kub
 
 
 def start(space, *words):
-    """In a process of its own, with no settings but these."""
+    """Start the command in a new process with only these settings."""
     return subprocess.Popen(
         [*WINDLASS, "--image", space.image, *words],
         stdout=subprocess.PIPE,
@@ -29,17 +29,17 @@ def start(space, *words):
     )
 
 
-def read_namespace(said):
-    (name,) = re.findall(r"in namespace (windlass-conformance-\w+), made for this run", said)
+def read_namespace(output):
+    (name,) = re.findall(r"in namespace (windlass-conformance-\w+), made for this run", output)
     return name
 
 
-def is_there(space, namespace):
+def has_namespace(space, namespace):
     return any(one["metadata"]["name"] == namespace for one in space.api.list(NAMESPACES))
 
 
 @pytest.mark.timeout(400)
-def test_it_runs_in_a_namespace_of_its_own_which_goes(space):
+def test_run_deletes_its_own_namespace(space):
     words = ["-k", "rank_order or starts_every_rank_again", "--json"]
     process = start(space, *words)
     out, err = process.communicate(timeout=380)
@@ -48,24 +48,24 @@ def test_it_runs_in_a_namespace_of_its_own_which_goes(space):
         "test_life::test_restart_starts_every_rank_again": "passed",
         "test_results::test_every_rank_in_rank_order": "passed",
     }
-    assert not is_there(space, read_namespace(err))
+    assert not has_namespace(space, read_namespace(err))
 
 
 @pytest.mark.timeout(400)
-def test_an_interrupt_leaves_nothing(space):
+def test_interrupt_deletes_the_namespace(space):
     process = start(space, "-k", "killed_after_the_grace or hang")
-    said = ""
-    while " cases\n" not in said:
-        said += process.stderr.readline()
-    namespace = read_namespace(said)
+    output = ""
+    while " cases\n" not in output:
+        output += process.stderr.readline()
+    namespace = read_namespace(output)
     wait_for(lambda: space.api.list(JOBS, namespace=namespace), "a case has a job")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=200)
     assert process.returncode == 130, err
-    assert not is_there(space, namespace)
+    assert not has_namespace(space, namespace)
 
 
-def test_what_is_missing_is_told_first(space):
+def test_missing_namespace_is_reported_first(space):
     process = start(space, "--namespace", "no-such-namespace")
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (3, "")
@@ -74,7 +74,7 @@ def test_what_is_missing_is_told_first(space):
     )
 
 
-def test_a_namespace_with_jobs_is_left_alone(space, monkeypatch):
+def test_namespace_with_jobs_is_refused(space, monkeypatch):
     for name, value in space.settings.items():
         monkeypatch.setenv(name, value)
     job = wl.submit(work.hang)

@@ -1,4 +1,4 @@
-"""With a GPU: forked ranks may use CUDA, results come back on the CPU, running out of memory is called so."""
+"""Tests that need a GPU: forked ranks can use CUDA, results return on the CPU, and OOM is classified."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _has_gpu() -> bool:
 pytestmark = pytest.mark.skipif(not _has_gpu(), reason="no GPU that torch can use here")
 
 
-def test_tensors_come_back_on_the_cpu():
+def test_tensors_return_on_the_cpu():
     def make():
         import torch
 
@@ -46,10 +46,10 @@ def test_nccl_in_forked_ranks():
         dist.destroy_process_group()
         return float(value.sum())
 
-    assert wl.run(reduce, procs=1, quiet=True) == [4.0]  # NCCL wants a GPU for each rank
+    assert wl.run(reduce, procs=1, quiet=True) == [4.0]  # NCCL needs a GPU for each rank
 
 
-def test_gpu_memory_is_called_out_of_memory():
+def test_gpu_memory_is_classified_as_out_of_memory():
     def fill():
         import torch
 

@@ -1,4 +1,4 @@
-"""Variables that are set before torch is imported count as under `python`, however the work is named."""
+"""Variables set before torch is imported take effect as under `python`, for all kinds of work."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def test_in_a_script_or_module(target, where):
     ran = _windlass(*target)
     assert ran.returncode == 0, ran.stderr
     assert "level DETAIL" in ran.stdout
-    said = f"torch is not imported ahead: {where} sets TORCH_DISTRIBUTED_DEBUG before torch is"
-    assert said in ran.stderr
+    note = f"torch is not imported ahead: {where} sets TORCH_DISTRIBUTED_DEBUG before torch is"
+    assert note in ran.stderr
 
 
-def test_what_is_set_afterwards_is_as_late_as_under_python():
+def test_variable_set_after_the_import_has_no_effect():
     ran = _windlass("late.py", "--procs", "2")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("level OFF") == 2
@@ -78,5 +78,5 @@ def test_in_a_function_itself():
     assert wl.run(look, nodes=2, quiet=True) == ["INFO", "INFO"]
 
 
-def test_preload_is_what_was_asked_for():
+def test_explicit_preload_is_respected():
     assert wl.run("direct.py::look", preload=["torch"], quiet=True) == ["OFF"]

@@ -1,4 +1,4 @@
-"""A snapshot gives what an import gives: the same modules, and never a stale one."""
+"""Import snapshots: they give the same modules as a plain import, and never stale ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _import(project: Path, cache: Path | None) -> dict[str, object]:
     return found
 
 
-def test_an_import_from_a_snapshot_is_like_any_other(project, tmp_path):
+def test_import_from_a_snapshot_equals_a_plain_import(project, tmp_path):
     plain = _import(project, None)
     first, second = _import(project, tmp_path), _import(project, tmp_path)
     assert list(tmp_path.glob("import-pkg.inner-*.bin"))
@@ -58,7 +58,7 @@ def test_an_import_from_a_snapshot_is_like_any_other(project, tmp_path):
     assert "_Finder" not in second["meta_path"]
 
 
-def test_a_changed_source_is_seen(project, tmp_path):
+def test_changed_source_is_detected(project, tmp_path):
     for value in (1, 2, 3):
         (project / "pkg" / "inner.py").write_text(
             f"VALUE = {value}\ndef answer():\n    return {'4' * value}\n"
@@ -67,7 +67,7 @@ def test_a_changed_source_is_seen(project, tmp_path):
         assert _import(project, tmp_path)["value"] == value
 
 
-def test_a_file_that_shadows_is_seen(project, tmp_path):
+def test_shadowing_file_is_detected(project, tmp_path):
     _import(project, tmp_path)
     (project / "pkg.py").write_text("raise RuntimeError('a package wins over a module')\n")
     assert _import(project, tmp_path)["value"] == 1
@@ -92,17 +92,17 @@ def test_a_damaged_snapshot_is_replaced(project, tmp_path, content):
     assert _import(project, tmp_path)["loader"] == "_Loader"
 
 
-def test_a_cache_that_cannot_be_written_does_no_harm(project, tmp_path):
+def test_unwritable_cache_is_harmless(project, tmp_path):
     (tmp_path / "file").touch()
     assert _import(project, tmp_path / "file")["value"] == 1
 
 
-def test_snapshots_of_environments_that_are_no_longer_used_go(project, tmp_path):
+def test_snapshots_of_unused_environments_are_deleted(project, tmp_path):
     for number in range(6):
         copy = tmp_path / f"copy-{number}"
         shutil.copytree(project, copy)
         _import(copy, tmp_path)
-        _import(project, tmp_path)  # this one is used all the time
+        _import(project, tmp_path)  # this one is used every time
     found = list(tmp_path.glob("import-pkg.inner-*.bin"))
     assert len(found) == 4
     assert _import(project, tmp_path)["loader"] == "_Loader"

@@ -1,4 +1,4 @@
-"""OpenBLAS is loaded with one thread; ranks have as many as it would have had, once they need them."""
+"""Threads of OpenBLAS: it is loaded with one thread, and ranks get their own number when they need it."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     ],
     ids=str,
 )
-def test_a_rank_has_its_threads_once_it_needs_them(env, num_threads):
+def test_rank_gets_its_threads_when_it_needs_them(env, num_threads):
     assert run(env) == [f"1 {num_threads}"]
 
 
 def run(*envs):
-    """How many threads each rank has before and after it multiplies something."""
+    """Return each rank's number of threads before and after it multiplies matrices."""
     answer = subprocess.run(
         [sys.executable, "-c", CODE.format(envs=envs)], capture_output=True, text=True
     )

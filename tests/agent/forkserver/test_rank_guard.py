@@ -1,6 +1,6 @@
-"""The watchdog over ranks: a fork server ends them once their agent no longer renews their lease.
+"""Watchdog over ranks: a fork server kills them when their agent stops renewing their lease.
 
-Real agents, fork servers and ranks. Each rank has a child of its own, which is to end with it.
+Agents, fork servers and ranks are real. Each rank has a child process, which must die with it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from windlass.plan.plan import Facts, make_plan, render_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Command
 
-# An agent with one rank. It renews the lease for as long as there is a file `renew`, as its loop runs.
+# An agent with one rank. Its event loop renews the lease while the file `renew` exists.
 AGENT = """
 import asyncio, os, pathlib, sys
 from windlass import processes
@@ -66,7 +66,7 @@ async def run():
 
 asyncio.run(run())
 """
-# It stops all else in the fork server until the file is gone, as an import from a slow disk does.
+# Blocks the fork server until the file is deleted, like an import from a slow disk.
 SLOW_MODULE = """
 import os
 open({0!r} + ".begun", "w").close()
@@ -80,16 +80,16 @@ class Ground:
     folder: object
     agent: subprocess.Popen
     server: int = 0
-    rank: list[int] = field(default_factory=list)  # it and its child
+    rank: list[int] = field(default_factory=list)  # the rank and its child
 
     def is_rank_alive(self):
         return bool(set(self.rank) & processes.read_parents().keys())
 
     def wait_for_end(self):
-        wait_for(lambda: not self.is_rank_alive(), "the rank and its child are gone", 30)
+        wait_for(lambda: not self.is_rank_alive(), "the rank and its child have exited", 30)
 
-    def is_alive_for(self, seconds):
-        """Until something has slept for so long: the rank's time must be counted by real clocks."""
+    def is_alive_after(self, seconds):
+        """Return whether the rank is alive after that many seconds of real time."""
         subprocess.run(["sleep", str(seconds)], check=True)
         return self.is_rank_alive()
 
@@ -118,7 +118,7 @@ def ground(tmp_path):
 
 
 def test_ranks_live_while_their_agent_does(ground):
-    assert ground.is_alive_for(5)
+    assert ground.is_alive_after(5)
 
 
 def test_a_stopped_agent_loses_its_ranks(ground):
@@ -126,37 +126,37 @@ def test_a_stopped_agent_loses_its_ranks(ground):
     ground.wait_for_end()
 
 
-def test_an_agent_that_is_killed_takes_its_ranks_along(ground):
+def test_ranks_of_a_killed_agent_die(ground):
     ground.agent.kill()
     ground.wait_for_end()
 
 
 @pytest.mark.long
-def test_an_agent_that_stood_still_for_less_keeps_them(ground):
+def test_briefly_stopped_agent_keeps_its_ranks(ground):
     os.kill(ground.agent.pid, signal.SIGSTOP)
-    assert ground.is_alive_for(1)
+    assert ground.is_alive_after(1)
     os.kill(ground.agent.pid, signal.SIGCONT)
-    assert ground.is_alive_for(4)
+    assert ground.is_alive_after(4)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs timers of the kernel")
-def test_ranks_of_a_stopped_fork_server_end_too(ground):
-    """All processes are stopped; nothing of ours can run, and still the rank ends."""
+def test_ranks_of_a_stopped_fork_server_die(ground):
+    """All processes are stopped, so none of ours can run, and the rank still dies."""
     pids = [ground.agent.pid, ground.server, *ground.rank]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     rank = ground.rank[0]
-    wait_for(lambda: rank not in processes.read_parents(), "the rank is gone", 30)
+    wait_for(lambda: rank not in processes.read_parents(), "the rank has exited", 30)
 
 
 @pytest.mark.long
-def test_a_long_import_neither_ends_ranks_nor_keeps_them(ground):
+def test_long_import_neither_kills_nor_keeps_ranks(ground):
     hold = ground.folder / "hold"
     hold.touch()
     (ground.folder / "import").touch()
     wait_for((ground.folder / "hold.begun").exists, "the import has begun", 60)
-    assert ground.is_alive_for(5)  # twice its lease
+    assert ground.is_alive_after(5)  # twice its lease
     (ground.folder / "renew").unlink()
     ground.wait_for_end()
     hold.unlink()
-    wait_for(lambda: ground.server in processes.read_parents(), "the fork server is there")
+    wait_for(lambda: ground.server in processes.read_parents(), "the fork server is running")

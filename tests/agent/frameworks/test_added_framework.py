@@ -1,4 +1,4 @@
-"""A framework is added by one file and one line of the table: here to a copy of Windlass, which runs it."""
+"""Adding a framework takes one file and one line in the table. The tests add one to a copy of Windlass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import windlass
 
 LINE = '    "spmd": "windlass.frameworks.spmd",\n'
 
-# Two ranks per node whatever is asked for, a variable and a store of its own, one value, its own blame.
+# Always two ranks per node, its own variable and store, one return value, and its own blame rule.
 DUO = """
 import socket
 
@@ -99,7 +99,7 @@ print(json.dumps([wl.__file__, cold, warm, blamed]))
 
 @pytest.fixture
 def place(tmp_path):
-    """A copy of the package with one framework more, and a folder to work in."""
+    """Copy the package with one more framework, and return a folder to work in."""
     package = tmp_path / "src" / "windlass"
     shutil.copytree(
         Path(windlass.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
@@ -124,7 +124,7 @@ def start(place, *words):
     )
 
 
-def test_jobs_and_computes_run_it(place):
+def test_jobs_and_computes_run_the_framework(place):
     answer = start(place, "run.py")
     assert answer.returncode == 0, answer.stderr
     file, cold, warm, blamed = json.loads(answer.stdout.splitlines()[-1])
@@ -134,7 +134,7 @@ def test_jobs_and_computes_run_it(place):
     assert "it was me" in blamed
 
 
-def test_the_command_line_knows_it(place):
+def test_command_line_knows_the_framework(place):
     words = ("-m", "windlass.cli.main", "run", "--framework")
     shown = start(place, *words, "duo", "--nodes", "2", "--dry-run", "--json", "work.py::meet")
     assert shown.returncode == 0, shown.stderr

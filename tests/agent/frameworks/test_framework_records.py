@@ -1,4 +1,4 @@
-"""What each framework says of itself: ranks per node, variables, meeting, blame; and the table of names."""
+"""Records of the frameworks: ranks per node, variables, meeting and blame, and the table of names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_env(framework, work, rank=3):
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_every_framework_is_what_the_table_calls_it(name):
+def test_every_framework_has_its_name_in_the_table(name):
     framework = load_framework(name)
     assert framework.name == name
     assert framework is load_framework(name)
@@ -42,13 +42,13 @@ def test_every_framework_is_what_the_table_calls_it(name):
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_every_rank_has_the_variables_of_torchrun(name):
     env = make_env(name, Script(path="t.py"))
-    told = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-    assert [env[key] for key in told] == ["3", "1", "4", "1", "10.0.0.1", "29500"]
+    expected = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+    assert [env[key] for key in expected] == ["3", "1", "4", "1", "10.0.0.1", "29500"]
     assert env["TORCHELASTIC_RESTART_COUNT"] == "1"
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_a_call_tells_where_to_meet_and_is_no_restart(name):
+def test_call_variables_have_the_meeting_and_no_restart(name):
     assert load_framework(name).make_call_env(MEETING) == {
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "29500",
@@ -58,7 +58,7 @@ def test_a_call_tells_where_to_meet_and_is_no_restart(name):
 
 
 @pytest.mark.parametrize("work", [Command(argv=("torchrun", "t.py")), Script(path="t.py")])
-def test_only_commands_are_told_how_torchrun_would_spread_them(work):
+def test_only_commands_get_the_variables_of_torchrun_nodes(work):
     env = make_env("command", work)
     assert [env[key] for key in sorted(NODE_VARIABLES)] == ["2", "1", "2", "1"]
     assert env["PET_MASTER_ADDR"] == "10.0.0.1"
@@ -66,7 +66,7 @@ def test_only_commands_are_told_how_torchrun_would_spread_them(work):
         assert not NODE_VARIABLES & make_env(name, work).keys()
 
 
-def test_ranks_that_wait_for_calls_are_not_told_yet():
+def test_ranks_that_wait_for_calls_get_no_node_variables():
     assert not NODE_VARIABLES & make_env("command", Calls()).keys()
 
 
@@ -87,7 +87,7 @@ def test_ranks_per_node(name, kind, procs):
     assert load_framework(name).count_procs(4, kind) == procs
 
 
-def test_what_is_imported_ahead_and_opened_before_ranks_start():
+def test_preloads_and_stores_of_frameworks():
     preload = {name: load_framework(name).preload for name in FRAMEWORKS}
     assert preload == {
         "pytorch": ("torch",),
@@ -101,30 +101,32 @@ def test_what_is_imported_ahead_and_opened_before_ranks_start():
     assert opening == ["pytorch", "ray", "monarch"]
 
 
-def test_ray_tells_its_one_rank_where_its_cluster_is_and_what_lets_it_in():
+def test_ray_gives_its_rank_the_address_and_token_of_the_cluster():
     spec = JobSpec(work=Script(path="t.py"), framework="ray", nodes=3, only_first=True)
     plan = make_plan(spec, job_id="j", now_s=0.0, facts=Facts(environ={}))
     assert [node.num_ranks for node in plan.nodes] == [1, 0, 0]
     ray = load_framework("ray")
     cluster = Meeting(address="10.0.0.1", port=6379, has_store=True, secret="s3cret")
-    told = {
+    expected = {
         "RAY_ADDRESS": "10.0.0.1:6379",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": "s3cret",
     }
-    assert ray.make_call_env(cluster) == told
+    assert ray.make_call_env(cluster) == expected
     env = ray.make_env(plan, 0, attempt=1, meeting=cluster)
-    assert env.items() >= {**told, "RANK": "0", "WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "3"}.items()
+    assert (
+        env.items() >= {**expected, "RANK": "0", "WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "3"}.items()
+    )
     assert not {"MASTER_ADDR", "MASTER_PORT"} & env.keys()
     waiting = ray.make_env(plan, 0, attempt=1, meeting=Meeting(address="", port=0))
-    assert not told.keys() & waiting.keys()
+    assert not expected.keys() & waiting.keys()
 
 
-def test_monarch_tells_its_one_rank_where_the_hosts_of_its_mesh_are():
+def test_monarch_gives_its_rank_the_hosts_of_the_mesh():
     monarch = load_framework("monarch")
     mesh = Meeting(address="", port=0, members=("tcp://10.0.0.1:26600", "tcp://10.0.0.2:26600"))
-    told = {"WINDLASS_MONARCH_WORKERS": "tcp://10.0.0.1:26600 tcp://10.0.0.2:26600"}
-    assert monarch.make_call_env(mesh) == told
+    expected = {"WINDLASS_MONARCH_WORKERS": "tcp://10.0.0.1:26600 tcp://10.0.0.2:26600"}
+    assert monarch.make_call_env(mesh) == expected
     assert monarch.make_call_env(Meeting(address="", port=0)) == {}
 
 
@@ -158,13 +160,13 @@ def test_a_lost_peer_is_a_consequence(name, message, is_consequence):
 @pytest.mark.parametrize(
     "work", [Function(name="f"), Script(path="t.py"), Module(name="m"), Calls()]
 )
-def test_python_is_pytorchs_unless_another_is_asked_for(work):
+def test_pytorch_is_the_default_for_python_work(work):
     assert work.framework == choose_framework("", is_command=False).name == "pytorch"
     assert choose_framework("spmd", is_command=False).name == "spmd"
 
 
 @pytest.mark.parametrize("asked", ["", *FRAMEWORKS])
-def test_a_command_runs_as_one_whatever_is_asked_for(asked):
+def test_command_always_runs_as_a_command(asked):
     assert choose_framework(asked, is_command=True).name == "command"
 
 
@@ -175,7 +177,7 @@ def test_a_command_runs_as_one_whatever_is_asked_for(asked):
         ("zzz", "there is no framework 'zzz'", "there are pytorch, spmd, command"),
     ],
 )
-def test_names_that_are_none(wrong, message, hint):
+def test_unknown_names(wrong, message, hint):
     for refuse in (check_framework, load_framework):
         with pytest.raises(SpecError, match=message) as caught:
             refuse(wrong)

@@ -1,4 +1,4 @@
-"""Monarch's worker: where it listens, what is said before it starts; and what a function is given."""
+"""Monarch's worker: its address, the checks before it starts, and the arguments of a function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make_node(**fields):
     return ClusterNode(size=NodeSize(), num_nodes=2, secret="s", **fields)
 
 
-def test_an_image_without_monarch_is_an_error_that_says_what_to_do():
+def test_missing_monarch_is_an_error_with_a_hint():
     fault = find_fault("", make_node(index=1))
     assert "Monarch is not installed on node 1" in fault
     assert "pip install torchmonarch" in fault
@@ -27,15 +27,15 @@ def test_an_image_without_monarch_is_an_error_that_says_what_to_do():
 
 
 @pytest.mark.parametrize(
-    ("client", "index", "is_said"),
+    ("client", "index", "is_noted"),
     [("", 0, False), ("0.7.0", 0, False), ("0.6.0", 0, True), ("0.6.0", 1, False)],
 )
-def test_another_version_at_the_client_is_said_once(client, index, is_said):
+def test_client_with_another_version_is_noted_once(client, index, is_noted):
     note = make_note("0.7.0", make_node(version=client, index=index))
-    assert ("the client has Monarch 0.6.0, the nodes have 0.7.0" in note) is is_said
+    assert ("the client has Monarch 0.6.0, the nodes have 0.7.0" in note) is is_noted
 
 
-def test_where_a_worker_listens():
+def test_address_of_a_worker():
     assert make_address(make_node(own_address="10.0.0.7")) == "tcp://10.0.0.7:26600"
     assert make_address(make_node(own_address="fd00::7")) == "tcp://[fd00::7]:26600"
     assert make_address(make_node(folder="/run/w", index=1)).startswith("ipc:///run/w/m1-")
@@ -72,18 +72,16 @@ def mesh(monkeypatch):
         (none, (1,), {}, 1),
     ],
 )
-def test_a_parameter_called_mesh_is_given_and_arguments_are_for_the_others(
-    mesh, function, args, kwargs, result
-):
+def test_mesh_parameter_is_filled_in(mesh, function, args, kwargs, result):
     args, kwargs = load_framework("monarch").fill(function, args, kwargs)
-    if result is None:  # as Python has it: given twice
+    if result is None:  # Python's own error for an argument given twice
         with pytest.raises(TypeError, match="multiple values"):
             function(*args, **kwargs)
     else:
         assert function(*args, **kwargs) == result
 
 
-def test_an_interrupt_after_a_fault_is_told_as_the_fault(monkeypatch):
+def test_interrupt_after_a_fault_is_reported_as_the_fault(monkeypatch):
     explain = load_framework("monarch").explain
     interrupt, own = KeyboardInterrupt(), ValueError("mine")
     assert explain(interrupt) is interrupt
@@ -97,7 +95,7 @@ def test_an_interrupt_after_a_fault_is_told_as_the_fault(monkeypatch):
     )
 
 
-def test_there_is_no_mesh_elsewhere(monkeypatch):
+def test_no_mesh_outside_monarch_work(monkeypatch):
     monkeypatch.delenv("WINDLASS_MONARCH_WORKERS", raising=False)
     with pytest.raises(SpecError, match="there is no Monarch mesh here"):
         attach_own()

@@ -1,4 +1,4 @@
-"""What a node is told of Ray, and what is refused before Ray is started."""
+"""Ray's nodes: the flags of `ray start`, and the checks before Ray starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORKER = HEAD.replaced(joins=True, index=1, own_address="10.0.0.2")
 HERE = HEAD.replaced(own_address="")
 
 
-def test_in_pods_ports_are_those_that_ray_documents():
+def test_pods_use_the_documented_ports_of_ray():
     head = make_flags("", 0, HEAD, FOLDER)
     assert {"--head", "--port=6379", "--dashboard-port=8265"} <= set(head)
     assert "--min-worker-port=10002" in head
@@ -29,16 +29,16 @@ def test_in_pods_ports_are_those_that_ray_documents():
         assert not any(flag.startswith(("--num-cpus", "--memory")) for flag in flags)
 
 
-def test_on_one_machine_every_node_has_an_address_and_a_share_of_its_own():
+def test_local_nodes_have_their_own_address_and_share():
     head, other = (make_flags("", 0, HERE, FOLDER) for _ in range(2))
     assert {"--node-ip-address=127.0.0.2", "--port=0"} <= set(head)
-    assert head != other  # the port of Ray's client is another one each time
+    assert head != other  # the port of Ray's client differs each time
     worker = make_flags("127.0.0.2", 40000, HERE.replaced(joins=True, index=1), FOLDER)
     assert {"--node-ip-address=127.0.0.3", "--address=127.0.0.2:40000"} <= set(worker)
     assert {"--num-cpus", "--memory", "--object-store-memory"} <= {f.split("=")[0] for f in worker}
 
 
-def test_what_was_asked_for_is_what_ray_counts():
+def test_requested_sizes_are_passed_to_ray():
     size = NodeSize(cpus=1.5, gpus=3, memory_bytes=1 << 31)
     for node in (HEAD, HERE):
         flags = make_flags("", 0, node.replaced(size=size), FOLDER)
@@ -66,13 +66,13 @@ def test_the_secret_is_never_in_the_command():
         ("2.60.0", HEAD.replaced(size=NodeSize(gpus=999)), ""),
     ],
 )
-def test_what_cannot_work_is_said_with_a_way_out(version, node, fault):
-    told = find_fault(version, node)
-    assert told.startswith(fault)
-    assert bool(told) == bool(fault) == (" -> " in told)
+def test_faults_have_a_hint(version, node, fault):
+    found = find_fault(version, node)
+    assert found.startswith(fault)
+    assert bool(found) == bool(fault) == (" -> " in found)
 
 
-def test_what_people_should_know():
+def test_notes_for_the_user():
     assert make_note("2.60.0", HEAD) == ""
     assert "accepts clients without a token" in make_note("2.32.0", HEAD)
     assert make_note("2.32.0", WORKER) == ""
@@ -88,7 +88,7 @@ def test_versions():
     assert read_version("3.0.0.dev0") == (3, 0)
 
 
-def test_a_node_is_up_when_its_address_is_written_not_when_its_file_is_there(tmp_path):
+def test_node_is_up_when_its_address_is_written(tmp_path):
     file = tmp_path / "ray_current_cluster"
     for text, address in [(None, ("", 0)), ("", ("", 0)), ("10.0.0.7:6379", ("10.0.0.7", 6379))]:
         if text is not None:
@@ -98,10 +98,10 @@ def test_a_node_is_up_when_its_address_is_written_not_when_its_file_is_there(tmp
 
 @pytest.mark.parametrize("has_client", [True, False])
 @pytest.mark.parametrize(("node", "port"), [(HEAD, "10001"), (HERE, "")])
-def test_ray_s_client_has_a_port_only_where_ray_can_serve_it(
+def test_ray_client_has_a_port_only_if_ray_can_serve_it(
     tmp_path, monkeypatch, node, port, has_client
 ):
-    """`pip install ray` has no grpc, and refuses to start with that port."""
+    """`pip install ray` comes without grpc, and such a Ray refuses to start with that port."""
     (tmp_path / "grpc").mkdir()
     (tmp_path / "grpc" / "__init__.py").touch()
     others = [path for path in sys.path if not (Path(path) / "grpc").exists()]

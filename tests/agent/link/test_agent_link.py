@@ -1,4 +1,4 @@
-"""Links: who introduces himself properly is heard; everyone else is told why, and hung up on."""
+"""Links: a peer with a proper hello is accepted. Any other gets the reason and is disconnected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def socket_path():
 
 
 def serve_and(path, visit, handler=None):
-    """Serve job a-1 at `path`, let `visit()` come, and give back what was taken."""
+    """Serve job a-1 at `path`, run `visit()`, and return its result and the accepted hellos."""
     taken = []
 
     async def take(link, hello, frames):
@@ -42,16 +42,16 @@ def serve_and(path, visit, handler=None):
 
 
 async def settle():
-    """Let the server's side of every link end."""
+    """Wait until the server's side of every link has ended."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
         await asyncio.wait(others, timeout=10)
-    for _ in range(3):  # a closed transport closes its socket in the next rounds of the loop
+    for _ in range(3):  # a closed transport closes its socket in later rounds of the loop
         await asyncio.sleep(0)
 
 
-async def say(path, *chunks, hang_up=False):
-    """Send raw bytes; every frame of the answer, until the other side hangs up."""
+async def send_raw(path, *chunks, hang_up=False):
+    """Send raw bytes, and return the frames received before the other side disconnects."""
     reader, writer = await asyncio.open_unix_connection(str(path))
     for chunk in chunks:
         writer.write(chunk)
@@ -67,8 +67,8 @@ def hello(**changes):
     return render_frame({**make_hello(role="node", job_id="a-1", node=1).to_header(), **changes})
 
 
-def test_a_proper_hello_is_welcomed(socket_path):
-    answer, taken = serve_and(socket_path, lambda: say(socket_path, hello()))
+def test_proper_hello_is_welcomed(socket_path):
+    answer, taken = serve_and(socket_path, lambda: send_raw(socket_path, hello()))
     assert [frame["type"] for frame in answer] == ["welcome"]
     assert taken == [make_hello(role="node", job_id="a-1", node=1)]
 
@@ -89,8 +89,8 @@ def test_a_proper_hello_is_welcomed(socket_path):
         (struct.pack(">II", 2, 0xFFFFFFFF), "is over the limit"),
     ],
 )
-def test_everyone_else_is_told_why(socket_path, chunk, why):
-    [answer], taken = serve_and(socket_path, lambda: say(socket_path, chunk))
+def test_improper_hello_is_refused_with_the_reason(socket_path, chunk, why):
+    [answer], taken = serve_and(socket_path, lambda: send_raw(socket_path, chunk))
     assert answer["type"] == "refused"
     assert why in answer["why"]
     assert taken == []
@@ -99,29 +99,29 @@ def test_everyone_else_is_told_why(socket_path, chunk, why):
     assert why in error.message
 
 
-def test_silence_is_not_waited_for(socket_path, monkeypatch):
+def test_silent_peer_is_disconnected(socket_path, monkeypatch):
     monkeypatch.setattr(endpoints, "_HELLO_TIMEOUT_S", 0.05)
     for chunks in ((), (hello()[:-3],)):
-        answer, taken = serve_and(socket_path, lambda c=chunks: say(socket_path, *c))
+        answer, taken = serve_and(socket_path, lambda c=chunks: send_raw(socket_path, *c))
         assert (answer, taken) == ([], [])
 
 
-def test_hanging_up_before_a_word(socket_path):
-    answer, taken = serve_and(socket_path, lambda: say(socket_path, hang_up=True))
+def test_disconnect_before_the_hello(socket_path):
+    answer, taken = serve_and(socket_path, lambda: send_raw(socket_path, hang_up=True))
     assert (answer, taken) == ([], [])
 
 
-def test_one_bad_guest_does_not_keep_the_next_out(socket_path):
+def test_bad_peer_does_not_block_the_next(socket_path):
     async def both():
-        bad = await say(socket_path, b"\xff" * 64)
-        return bad, await say(socket_path, hello())
+        bad = await send_raw(socket_path, b"\xff" * 64)
+        return bad, await send_raw(socket_path, hello())
 
     (bad, good), taken = serve_and(socket_path, both)
     assert [frame["type"] for frame in bad + good] == ["refused", "welcome"]
     assert len(taken) == 1
 
 
-def test_frames_go_both_ways(socket_path):
+def test_frames_pass_in_both_directions(socket_path):
     async def echo(link, frames):
         async for frame in frames:
             link.send({"type": "echo", "of": dict(frame.header)}, frame.body)
@@ -141,7 +141,7 @@ def test_frames_go_both_ways(socket_path):
     assert got[2].header["of"] == {"type": "two"}
 
 
-def test_a_lead_that_is_not_there_yet_is_waited_for(socket_path):
+def test_connect_waits_for_the_lead(socket_path):
     async def run():
         coming = asyncio.ensure_future(
             endpoints.connect(socket_path, role="node", job_id="a-1", node=1, timeout_s=30)
@@ -163,18 +163,18 @@ def test_a_lead_that_is_not_there_yet_is_waited_for(socket_path):
     assert asyncio.run(run())
 
 
-def test_a_lead_that_never_comes_is_given_up(socket_path):
+def test_connect_gives_up_after_its_timeout(socket_path):
     with pytest.raises(FileNotFoundError):
         asyncio.run(endpoints.connect(socket_path, role="node", job_id="a", node=1, timeout_s=0.05))
 
 
-def test_a_lead_that_took_its_folder_along_is_given_up_at_once(socket_path):
+def test_connect_gives_up_immediately_if_the_folder_is_gone(socket_path):
     missing = socket_path.parent / "gone" / "lead.sock"
     with pytest.raises(FileNotFoundError):
         asyncio.run(endpoints.connect(missing, role="node", job_id="a", node=1, timeout_s=600))
 
 
-def test_sending_to_who_hung_up_is_no_error(socket_path):
+def test_sending_to_a_disconnected_peer_is_not_an_error(socket_path):
     async def visit():
         link = await endpoints.connect(socket_path, role="node", job_id="a-1", node=1, timeout_s=10)
         frames = link.frames()
@@ -192,15 +192,18 @@ def test_sending_to_who_hung_up_is_no_error(socket_path):
     assert done
 
 
-def test_other_frames_are_no_refusal():
+def test_other_frames_are_not_refusals():
     assert refusal({"type": "welcome"}) is None
 
 
-# -- frames that are handed over as they come ----------------------------------------------------
+# -- frames passed to a listener ------------------------------------------------------------------
 
 
-def listening(take_on, *, wait=False):
-    """A handler that listens; with `wait` only once the peer has said everything and hung up."""
+def make_listener(take_on, *, wait=False):
+    """Return a handler that listens, and the list of how it ended.
+
+    With `wait`, it listens only after the peer has sent everything and disconnected.
+    """
     ended = []
 
     async def handler(link, _frames):
@@ -217,33 +220,35 @@ def listening(take_on, *, wait=False):
 
 
 @pytest.mark.parametrize("wait", [False, True], ids=["at once", "later"])
-def test_all_frames_are_handed_over_in_order(socket_path, wait):
-    heard = []
-    handler, ended = listening(lambda _link, frame: heard.append(frame.type), wait=wait)
+def test_listener_gets_all_frames_in_order(socket_path, wait):
+    received = []
+    handler, ended = make_listener(lambda _link, frame: received.append(frame.type), wait=wait)
     frames = [render_frame({"type": str(number)}, b"x" * number) for number in range(40)]
-    serve_and(socket_path, lambda: say(socket_path, hello(), *frames, hang_up=True), handler)
-    assert heard == [str(number) for number in range(40)]
+    serve_and(socket_path, lambda: send_raw(socket_path, hello(), *frames, hang_up=True), handler)
+    assert received == [str(number) for number in range(40)]
     assert ended == ["quietly"]
 
 
-def test_what_the_listener_raises_ends_the_link(socket_path):
+def test_exception_of_the_listener_ends_the_link(socket_path):
     def take(_link, frame):
         raise ProtocolError(f"not {frame.type}")
 
-    handler, ended = listening(take)
-    serve_and(socket_path, lambda: say(socket_path, hello(), render_frame({"type": "a"})), handler)
+    handler, ended = make_listener(take)
+    serve_and(
+        socket_path, lambda: send_raw(socket_path, hello(), render_frame({"type": "a"})), handler
+    )
     assert ended == ["not a"]
 
 
-def test_who_has_heard_enough_hears_no_more(socket_path):
-    heard = []
+def test_listener_can_stop(socket_path):
+    received = []
 
     def take(link, frame):
-        heard.append(frame.type)
+        received.append(frame.type)
         link.stop_listening()
 
-    handler, ended = listening(take)
+    handler, ended = make_listener(take)
     frames = [render_frame({"type": str(number)}) for number in range(3)]
-    serve_and(socket_path, lambda: say(socket_path, hello(), *frames), handler)
-    assert heard == ["0"]
+    serve_and(socket_path, lambda: send_raw(socket_path, hello(), *frames), handler)
+    assert received == ["0"]
     assert ended == ["quietly"]

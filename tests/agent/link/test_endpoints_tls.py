@@ -1,4 +1,4 @@
-"""Links between machines, among honest peers: real sockets, real TLS."""
+"""Links between machines with honest peers, over real sockets and TLS."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def free_port():
 
 
 @pytest.mark.parametrize("cert", ["node", "client"])
-def test_frames_go_both_ways(files, cert):
+def test_frames_pass_in_both_directions(files, cert):
     async def visit(listener):
         link = await join(files, listener.port, cert=cert)
         seen = await ask(link, b"x" * 3_000_000)
@@ -48,8 +48,8 @@ def test_frames_go_both_ways(files, cert):
     assert seen[1].body == b"x" * 3_000_000
 
 
-def test_what_follows_the_welcome_at_once_is_not_held_back(files):
-    """The welcome is read by `connect`; frames in the same packet must not wait for the next."""
+def test_frames_in_the_packet_of_the_welcome_are_delivered(files):
+    """`connect` reads the welcome. Frames in the same packet must not wait for the next packet."""
 
     async def burst(link, _hello, frames):
         for number in range(3):
@@ -67,11 +67,11 @@ def test_what_follows_the_welcome_at_once_is_not_held_back(files):
     assert run_with_lead(files, visit, burst) == ["welcome", "burst", "burst", "burst"]
 
 
-def test_the_hello_may_say_more(files):
-    heard = []
+def test_hello_can_have_more_fields(files):
+    received = []
 
     async def take(_link, hello, _frames):
-        heard.append(hello)
+        received.append(hello)
 
     async def visit(listener):
         place = TlsPlace(
@@ -81,7 +81,7 @@ def test_the_hello_may_say_more(files):
         await link.close()
 
     run_with_lead(files, visit, take)
-    assert heard[0].lease is True
+    assert received[0].lease is True
 
 
 def test_peers_have_names(files):
@@ -122,7 +122,7 @@ def test_sockets_are_tuned_on_both_sides(files):
 
     async def take(link, _hello, frames):
         look(link)
-        async for _ in frames:  # until it hangs up: a link that has ended has no socket
+        async for _ in frames:  # until the peer disconnects, because an ended link has no socket
             pass
 
     async def visit(listener):
@@ -134,8 +134,8 @@ def test_sockets_are_tuned_on_both_sides(files):
     assert found == [True] * 4
 
 
-def test_a_lead_that_is_not_there_yet_is_waited_for(files):
-    """First somebody hangs up during the handshake, then nobody listens, then the lead is there."""
+def test_connect_waits_for_the_lead(files):
+    """First a server disconnects during the handshake, then none listens, then the lead starts."""
 
     async def run():
         tried = asyncio.Event()
@@ -163,17 +163,17 @@ def test_a_lead_that_is_not_there_yet_is_waited_for(files):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
-def test_a_lead_that_never_comes_is_given_up(files, host):
+def test_connect_gives_up_after_its_timeout(files, host):
     port = free_port()
     started_s = time.monotonic()
     with pytest.raises(TimeoutError, match=rf"{host}:{port} cannot be reached in 0.3 s") as caught:
         asyncio.run(connect(place_of(files, port, host), timeout_s=0.3))
     assert time.monotonic() - started_s < 20
-    assert str(caught.value).rpartition(": ")[2]  # the last trouble is told
+    assert str(caught.value).rpartition(": ")[2]  # the last problem is named
 
 
-def test_a_lead_that_never_answers_is_given_up(files):
-    """The kernel takes the connection, nobody takes it from the kernel."""
+def test_connect_gives_up_on_a_silent_lead(files):
+    """The kernel accepts the connection, but no process does."""
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         started_s = time.monotonic()
         with pytest.raises(TimeoutError, match="cannot be reached"):
@@ -181,7 +181,7 @@ def test_a_lead_that_never_answers_is_given_up(files):
         assert time.monotonic() - started_s < 10
 
 
-def test_a_lead_of_another_job_is_reported_not_waited_for(files, tmp_path, monkeypatch, caplog):
+def test_lead_of_another_job_is_reported(files, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(endpoints, "_DISTRUST_S", 0.3)
     other = write_certificates(tmp_path / "other")
 
@@ -216,8 +216,8 @@ def test_another_program_is_reported(files, monkeypatch):
     asyncio.run(run())
 
 
-def test_a_certificate_that_the_lead_does_not_want_is_reported(tmp_path, files, monkeypatch):
-    """The CA that the node believes is right, its own certificate is of another."""
+def test_certificate_that_the_lead_refuses_is_reported(tmp_path, files, monkeypatch):
+    """The node trusts the right CA, but its own certificate is from another one."""
     monkeypatch.setattr(endpoints, "_DISTRUST_S", 0.3)
     mixed = write_certificates(tmp_path / "mixed")
     (mixed / "ca.crt").write_bytes((files / "ca.crt").read_bytes())
@@ -230,7 +230,7 @@ def test_a_certificate_that_the_lead_does_not_want_is_reported(tmp_path, files, 
     assert "trust" in run_with_lead(files, visit).message
 
 
-def test_a_role_that_the_certificate_does_not_give_is_refused(files):
+def test_role_that_is_not_in_the_certificate_is_refused(files):
     async def visit(listener):
         with pytest.raises(ProtocolError, match=f"its certificate says client of {JOB}"):
             await join(files, listener.port, cert="client", role="node", timeout_s=600)
@@ -238,12 +238,12 @@ def test_a_role_that_the_certificate_does_not_give_is_refused(files):
     run_with_lead(files, visit)
 
 
-def test_a_lead_that_stops_taking_keeps_its_guests(files):
+def test_lead_that_stops_listening_keeps_its_links(files):
     async def visit(listener):
         link = await join(files, listener.port)
         port = listener.port
         strangers = await asyncio.open_connection("127.0.0.1", port)
-        await until(lambda: len(listener._strangers) == 1, "the stranger was taken")
+        await until(lambda: len(listener._strangers) == 1, "the stranger is connected")
         listener.close()
         assert await asyncio.wait_for(strangers[0].read(), 10) == b""
         strangers[1].close()
@@ -256,7 +256,7 @@ def test_a_lead_that_stops_taking_keeps_its_guests(files):
     assert run_with_lead(files, visit) == "echo"
 
 
-def test_a_handler_in_error_harms_nobody_else(files, caplog):
+def test_failing_handler_does_not_affect_other_links(files, caplog):
     async def fail(link, hello, frames):
         if hello.node == 1:
             raise RuntimeError("oh dear")
@@ -275,7 +275,7 @@ def test_a_handler_in_error_harms_nobody_else(files, caplog):
     assert "oh dear" in caplog.text
 
 
-def test_a_port_that_is_taken_is_named(files):
+def test_occupied_port_is_named(files):
     async def visit(listener):
         place = TlsPlace(host="", port=listener.port, context=tls.server_context(files))
         with pytest.raises(EngineError, match=rf"cannot listen at \*:{listener.port}") as caught:
@@ -285,8 +285,8 @@ def test_a_port_that_is_taken_is_named(files):
     assert "choose another" in run_with_lead(files, visit, host="")
 
 
-def test_many_nodes_at_once(files):
-    """More than there are places for strangers; nobody is turned away for good."""
+def test_many_concurrent_nodes(files):
+    """There are more nodes than places for strangers, but all of them get in eventually."""
     num_nodes = 150
 
     async def visit(listener):
@@ -299,7 +299,7 @@ def test_many_nodes_at_once(files):
     assert run_with_lead(files, visit) == ["echo"] * num_nodes
 
 
-def test_no_tls_below_1_3_is_spoken(files):
+def test_tls_below_1_3_is_refused(files):
     context = tls.client_context(files)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.maximum_version = ssl.TLSVersion.TLSv1_2

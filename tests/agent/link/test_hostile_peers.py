@@ -1,4 +1,4 @@
-"""Hostile and broken peers: each is refused, named in one line, and harms nobody else."""
+"""Hostile and broken peers: each is refused, named in one log line, and does not affect other peers."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def files(tmp_path):
     return write_with_expired_client(tmp_path / "tls")
 
 
-def careless(folder=None, cert="node"):
-    """A context that trusts everybody, with a certificate of `folder` or none."""
+def make_careless_context(folder=None, cert="node"):
+    """Return a context that trusts any server, with a certificate of `folder` or none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -42,7 +42,7 @@ def careless(folder=None, cert="node"):
 
 
 async def intrude(port, *chunks, context=None, hang_up=False):
-    """Send raw bytes, over TLS or not, and read until hung up on; every frame of the answer."""
+    """Send raw bytes, with or without TLS, and return the frames received before the disconnect."""
     decoder = FrameDecoder()
     answer = b""
     writer = None
@@ -54,7 +54,7 @@ async def intrude(port, *chunks, context=None, hang_up=False):
         if not hang_up:
             answer = await asyncio.wait_for(reader.read(), 20)
     except OSError:
-        pass  # hung up on: what else
+        pass  # the lead has disconnected, as expected
     finally:
         if writer is not None:
             writer.transport.abort()
@@ -69,17 +69,20 @@ HELLO = hello()
 
 
 def refuse(files, capture, *chunks, **how):
-    """The line in the log about one intruder; before, during and after it an honest peer is served."""
+    """Return the reply to one intruder and its log line.
+
+    An honest peer is served before, during and after the intrusion.
+    """
     taken = []
 
-    async def take(link, said, frames):
-        taken.append(said.node)
-        await echo(link, said, frames)
+    async def take(link, greeting, frames):
+        taken.append(greeting.node)
+        await echo(link, greeting, frames)
 
     async def visit(listener):
         before = await join(files, listener.port, node=7)
         answer = await intrude(listener.port, *chunks, **how)
-        await until(lambda: len(listener._strangers) == 0, "the stranger is gone")
+        await until(lambda: len(listener._strangers) == 0, "the stranger is disconnected")
         after = await join(files, listener.port, node=8)
         for link in (before, after):
             assert (await ask(link))[-1].type == "echo"
@@ -106,14 +109,15 @@ def refuse(files, capture, *chunks, **how):
     ids=["http", "our frames in plain text", "zeros", "noise", "a mad client hello"],
 )
 def test_no_tls(files, caplog, monkeypatch, chunk, says):
-    monkeypatch.setattr(endpoints, "_HELLO_TIMEOUT_S", 1.0)  # noise may announce more than it sends
+    # noise may announce more bytes than it has
+    monkeypatch.setattr(endpoints, "_HELLO_TIMEOUT_S", 1.0)
     answer, line = refuse(files, caplog, chunk)
     assert answer == []
     assert says in line
 
 
 def test_no_certificate(files, caplog):
-    answer, line = refuse(files, caplog, HELLO, context=careless())
+    answer, line = refuse(files, caplog, HELLO, context=make_careless_context())
     assert answer == []
     assert "it presents no certificate" in line
 
@@ -121,21 +125,25 @@ def test_no_certificate(files, caplog):
 @pytest.mark.parametrize("job_id", [JOB, "other-1"])
 def test_a_certificate_of_another_ca(files, caplog, tmp_path, job_id):
     other = write_certificates(tmp_path / "other", job_id)
-    answer, line = refuse(files, caplog, HELLO, context=careless(other))
+    answer, line = refuse(files, caplog, HELLO, context=make_careless_context(other))
     assert answer == []
     assert "its certificate is not one of this job's" in line
 
 
 def test_an_expired_certificate(files, caplog):
-    answer, line = refuse(files, caplog, hello("client"), context=careless(files, "client"))
+    answer, line = refuse(
+        files, caplog, hello("client"), context=make_careless_context(files, "client")
+    )
     assert answer == []
     assert "certificate has expired" in line
 
 
 @pytest.mark.parametrize(("cert", "claims"), [("client", "node"), ("node", "client")])
-def test_a_role_that_is_not_its_own(tmp_path, caplog, cert, claims):
+def test_role_of_another_certificate(tmp_path, caplog, cert, claims):
     files = write_certificates(tmp_path / "valid")
-    [answer], line = refuse(files, caplog, hello(claims), context=careless(files, cert))
+    [answer], line = refuse(
+        files, caplog, hello(claims), context=make_careless_context(files, cert)
+    )
     assert answer["type"] == "refused"
     assert f"calls itself {claims} of {JOB}, its certificate says {cert} of {JOB}" in line
 
@@ -157,20 +165,22 @@ def test_a_role_that_is_not_its_own(tmp_path, caplog, cert, claims):
         (struct.pack(">II", 4, 0) + b"\xff\xff\xff\xff", "not JSON"),
     ],
 )
-def test_a_bad_first_word(files, caplog, chunk, says):
-    """With a good certificate, even: it is told why."""
-    [answer], line = refuse(files, caplog, chunk, context=careless(files))
+def test_malformed_hello_with_a_valid_certificate(files, caplog, chunk, says):
+    """A peer with a valid certificate gets the reason."""
+    [answer], line = refuse(files, caplog, chunk, context=make_careless_context(files))
     assert answer["type"] == "refused"
     assert says in line
 
 
 @pytest.mark.parametrize("certified", [True, False])
 @pytest.mark.parametrize("num_bytes", [0, 1, 11])
-def test_who_says_nothing_or_stops_halfway(files, caplog, monkeypatch, certified, num_bytes):
-    """Not a word, or half of one; in the handshake or after it."""
+def test_peer_that_stops_before_or_during_its_hello(
+    files, caplog, monkeypatch, certified, num_bytes
+):
+    """It stops before or after the handshake, with no bytes or only some of them."""
     monkeypatch.setattr(endpoints, "_HELLO_TIMEOUT_S", 0.5)
     start = HELLO if certified else b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
-    context = careless(files) if certified else None
+    context = make_careless_context(files) if certified else None
     started_s = time.monotonic()
     answer, line = refuse(files, caplog, start[:num_bytes], context=context)
     assert answer == []
@@ -179,8 +189,8 @@ def test_who_says_nothing_or_stops_halfway(files, caplog, monkeypatch, certified
 
 
 @pytest.mark.parametrize("certified", [True, False])
-def test_who_leaves_at_once(files, caplog, certified):
-    context = careless(files) if certified else None
+def test_peer_that_disconnects_immediately(files, caplog, certified):
+    context = make_careless_context(files) if certified else None
     answer, _ = refuse(files, caplog, context=context, hang_up=True)
     assert answer == []
 
@@ -188,8 +198,10 @@ def test_who_leaves_at_once(files, caplog, certified):
 def test_half_a_frame_after_a_good_hello(files, caplog):
     async def visit(listener):
         half = render_frame({"type": "result"}, bytes(1000))[:-500]
-        answer = await intrude(listener.port, HELLO, half, context=careless(files), hang_up=True)
-        await until(lambda: "in the middle of a frame" in caplog.text, "it was noticed")
+        answer = await intrude(
+            listener.port, HELLO, half, context=make_careless_context(files), hang_up=True
+        )
+        await until(lambda: "in the middle of a frame" in caplog.text, "the error is logged")
         link = await join(files, listener.port)
         assert (await ask(link))[-1].type == "echo"
         await link.close()
@@ -202,14 +214,14 @@ def test_a_huge_frame_after_a_good_hello(files, caplog):
     frame = struct.pack(">II", 2, 1 << 30) + b"{}" + bytes(1 << 16)
 
     async def visit(listener):
-        answer = await intrude(listener.port, HELLO, frame, context=careless(files))
+        answer = await intrude(listener.port, HELLO, frame, context=make_careless_context(files))
         link = await join(files, listener.port)
         assert (await ask(link))[-1].type == "echo"
         await link.close()
         return answer
 
     answer = run_with_lead(files, visit)
-    assert [said["type"] for said in answer][:1] == ["welcome"]
+    assert [greeting["type"] for greeting in answer][:1] == ["welcome"]
     assert "1073741824 bytes is over the limit" in caplog.text
 
 
@@ -218,8 +230,8 @@ def open_files():
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts files in /proc")
-def test_a_crowd_that_says_nothing_does_not_keep_an_honest_peer_out(files, caplog, monkeypatch):
-    """Three times as many as there are places; no deadline helps, they must make room."""
+def test_silent_crowd_does_not_keep_an_honest_peer_out(files, caplog, monkeypatch):
+    """There are three times as many as places. The deadline is too long to help, so they must be evicted."""
     monkeypatch.setattr(endpoints, "_HELLO_TIMEOUT_S", 120.0)
     monkeypatch.setattr(tcp, "_EVICT_AFTER_S", 0.05)
     most = 0
@@ -239,7 +251,7 @@ def test_a_crowd_that_says_nothing_does_not_keep_an_honest_peer_out(files, caplo
         finally:
             for one in crowd:
                 one.close()
-        await until(lambda: len(listener._strangers) == 0, "the crowd is gone")
+        await until(lambda: len(listener._strangers) == 0, "the crowd is disconnected")
         await until(lambda: open_files() <= before + 3, "their sockets are closed")
 
     run_with_lead(files, visit)
@@ -247,7 +259,7 @@ def test_a_crowd_that_says_nothing_does_not_keep_an_honest_peer_out(files, caplo
     assert "no hello yet, and others are waiting" in caplog.text
 
 
-def test_a_flood_does_not_bury_the_log(caplog, monkeypatch):
+def test_flood_does_not_fill_the_log(caplog, monkeypatch):
     log = tcp.RefusalLog()
     for number in range(1000):
         log.log(f"10.0.0.1:{number}", "it does not speak TLS")

@@ -1,4 +1,4 @@
-"""Pace of a link over TLS: who sends much waits for who takes little, and neither waits for ever."""
+"""Flow control of a link over TLS: a fast sender waits for a slow receiver, and neither waits forever."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def files(tmp_path):
     return write_certificates(tmp_path / "tls")
 
 
-def test_who_is_paced_keeps_memory_small(files):
+def test_paced_sender_keeps_its_memory_small(files):
     async def count(link, _hello, frames):
         total = 0
         async for frame in frames:
@@ -48,10 +48,10 @@ def test_who_is_paced_keeps_memory_small(files):
     ("stood_still_s", "stall_s", "counts"),
     [(9.0, math.inf, True), (11.0, math.inf, False), (4.0, 5.0, True), (6.0, 5.0, False)],
 )
-def test_old_words_are_no_sign_of_life(files, stood_still_s, stall_s, counts):
-    """A process that stood still for long finds words of a peer that gave it up since.
+def test_old_messages_are_not_a_sign_of_life(files, stood_still_s, stall_s, counts):
+    """A process that was stopped for long may read messages of a peer that has given it up since.
 
-    Without a network it learns nothing else of that.
+    Without a network it gets no other hint of that.
     """
     now_s = [100.0]
 
@@ -63,24 +63,25 @@ def test_old_words_are_no_sign_of_life(files, stood_still_s, stall_s, counts):
         link = await join(files, listener.port)
         link.watch(10.0, clock=lambda: now_s[0], stall_s=stall_s)
         now_s[0] += stood_still_s
-        heard = []
+        received = []
         link.send({"type": "ask"})
         with contextlib.suppress(ProtocolError):
             await asyncio.wait_for(
-                link.listen(lambda f: (heard.append(f.type), f.type == "to ask" and link.cut())), 20
+                link.listen(lambda f: (received.append(f.type), f.type == "to ask" and link.cut())),
+                20,
             )
         assert link.has_stalled == (stood_still_s > stall_s)
-        return heard[1:], link.is_silent, link.heard_s
+        return received[1:], link.is_silent, link.heard_s
 
-    heard, is_silent, heard_s = run_with_lead(files, visit, speak)
+    received, is_silent, heard_s = run_with_lead(files, visit, speak)
     if counts:
-        assert (heard, is_silent, heard_s) == (["to ask"], False, 100.0 + stood_still_s)
+        assert (received, is_silent, heard_s) == (["to ask"], False, 100.0 + stood_still_s)
     else:
-        assert (heard, is_silent, heard_s) == ([], True, 100.0)
+        assert (received, is_silent, heard_s) == ([], True, 100.0)
 
 
-def test_a_stall_is_noticed_before_anything_arrives(files):
-    """The loop may look at its timers first, and read what has arrived after that."""
+def test_stall_is_detected_before_data_arrives(files):
+    """The loop may run its timers first, and read the received data after that."""
     now_s = [100.0]
 
     async def visit(listener):
@@ -98,7 +99,7 @@ def test_a_stall_is_noticed_before_anything_arrives(files):
     assert run_with_lead(files, visit, be_silent) == (True, True)
 
 
-def test_a_peer_that_takes_nothing_is_not_waited_for_for_ever(files):
+def test_sender_does_not_wait_forever_for_a_stalled_peer(files):
     async def visit(listener):
         link = await join(files, listener.port)
         ends = [None]
@@ -122,8 +123,8 @@ def test_a_peer_that_takes_nothing_is_not_waited_for_for_ever(files):
     assert "has not read anything for 0.1 s" in str(ends[0])
 
 
-def test_a_peer_that_never_says_goodbye_is_left(files):
-    """It does not read, so it never hears ours."""
+def test_close_does_not_wait_for_a_peer_that_never_confirms(files):
+    """The peer does not read, so it never sees our close."""
 
     async def take(link, _hello, frames):
         async for _ in frames:
@@ -146,7 +147,7 @@ def test_a_peer_that_never_says_goodbye_is_left(files):
     assert run_with_lead(files, visit, take) < 15
 
 
-def test_a_peer_that_hung_up_ends_the_pacing(files):
+def test_disconnected_peer_ends_the_wait(files):
     async def leave(_link, _hello, _frames):
         return
 
@@ -154,10 +155,10 @@ def test_a_peer_that_hung_up_ends_the_pacing(files):
         link = await join(files, listener.port)
         assert [frame.type async for frame in link.frames()] == ["welcome"]
         with pytest.raises(ConnectionError):
-            await send_for_ever(link)
+            await send_forever(link)
         await link.close()
 
-    async def send_for_ever(link):
+    async def send_forever(link):
         for _ in range(100):
             link.send({"type": "piece"}, bytes(1 << 20))
             await link.drain()

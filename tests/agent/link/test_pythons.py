@@ -1,4 +1,4 @@
-"""A node of every Python that is here, and a lead of ours: one protocol, one idea of a good certificate."""
+"""Nodes and leads of every installed Python: they share a protocol and accept the same certificates."""
 
 from __future__ import annotations
 

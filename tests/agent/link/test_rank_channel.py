@@ -1,4 +1,4 @@
-"""The socket pair between a node and a rank: frames of any size, in order, and hanging up."""
+"""Socket pair between a node and a rank: frames of any size arrive in order, and either end can close."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAIT_S = 20.0
 
 
 async def converse(rank, sent=(), num_answers=0):
-    """Send frames to `rank`, which runs in a thread with the other end; what it answered."""
+    """Send frames to `rank`, which runs in a thread with the other end, and return its answers."""
     found, done = [], asyncio.Event()
 
     def hear(frame):
@@ -34,11 +34,11 @@ async def converse(rank, sent=(), num_answers=0):
     node.close()
     await asyncio.to_thread(thread.join, WAIT_S)
     assert not thread.is_alive()
-    end._link.close()  # a rank's own goes with its process
+    end._link.close()  # a real rank's end is closed with its process
     return found
 
 
-def test_frames_come_in_order_and_whole():
+def test_frames_arrive_complete_and_in_order():
     sizes = [0, 1, 70_000, 3_000_000, 5, 400_000]
     sent = [(MakeObject(sizes=[n]).to_header(), bytes([n]) * size) for n, size in enumerate(sizes)]
 
@@ -51,13 +51,13 @@ def test_frames_come_in_order_and_whole():
     assert asyncio.run(converse(echo, sent, len(sent))) == sent
 
 
-def test_a_rank_that_waits_ends_when_the_node_hangs_up():
-    heard = []
-    asyncio.run(converse(lambda end: heard.append(end.receive())))
-    assert heard == [None]
+def test_waiting_rank_gets_none_when_the_node_closes():
+    received_by_rank = []
+    asyncio.run(converse(lambda end: received_by_rank.append(end.receive())))
+    assert received_by_rank == [None]
 
 
-def test_a_rank_may_speak_to_a_node_that_is_gone():
+def test_rank_can_send_to_a_closed_node():
     def speak(end):
         assert end.receive() is None
         end.send(MakeObject(sizes=[]), [b"x" * 1_000_000])
@@ -65,18 +65,18 @@ def test_a_rank_may_speak_to_a_node_that_is_gone():
     asyncio.run(converse(speak))
 
 
-def test_what_a_rank_s_own_code_writes_there_ends_the_channel():
+def test_stray_bytes_of_user_code_end_the_channel():
     async def garble():
-        heard = []
-        node = NodeEnd(asyncio.get_running_loop(), heard.append)
+        received_by_rank = []
+        node = NodeEnd(asyncio.get_running_loop(), received_by_rank.append)
         end = os.dup(node.theirs)
         node.give_away()
         os.write(end, b"\xff" * 64)
         os.close(end)
         while node.read():
             pass
-        node.send(b"more")  # nobody hears it
+        node.send(b"more")  # no rank receives it
         node.close()
-        return heard
+        return received_by_rank
 
     assert asyncio.run(garble()) == []

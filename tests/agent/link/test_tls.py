@@ -1,4 +1,4 @@
-"""TLS contexts: what they insist on, what a certificate says of its holder, and files that are not right."""
+"""TLS contexts: their requirements, the role in a certificate, and errors for wrong files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = tls.server_name(JOB)
 
 
 def shake_hands(server, client, server_hostname=NAME):
-    """A handshake in memory; both ends."""
+    """Do a handshake in memory, and return both ends."""
     wires = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
         client.wrap_bio(wires[0], wires[1], server_hostname=server_hostname),
@@ -37,14 +37,14 @@ def shake_hands(server, client, server_hostname=NAME):
 
 
 @pytest.mark.parametrize("cert", ["node", "client"])
-def test_both_sides_know_each_other(files, cert):
+def test_both_sides_authenticate(files, cert):
     client, server = shake_hands(tls.server_context(files), tls.client_context(files, cert))
     assert (client.version(), server.version()) == ("TLSv1.3", "TLSv1.3")
     assert tls.read_role(server.getpeercert()) == (JOB, cert)
     assert tls.read_role(client.getpeercert()) == (JOB, "node")
 
 
-def test_from_memory_nothing_stays_behind(files, tmp_path, monkeypatch):
+def test_context_from_memory_leaves_no_files(files, tmp_path, monkeypatch):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -64,14 +64,14 @@ def test_contexts_are_strict(files):
 
 
 def test_a_client_cannot_pose_as_a_node(files):
-    """Its certificate is for clients only, even though the CA is the right one."""
+    """The CA is right, but the certificate is for clients only."""
     posing = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     posing.load_cert_chain(files / "client.crt", files / "client.key")
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(posing, tls.client_context(files))
 
 
-def test_a_node_of_another_job_is_not_ours(files, tmp_path):
+def test_node_of_another_job_is_refused(files, tmp_path):
     other = write_certificates(tmp_path / "other", "other-1")
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(tls.server_context(other), tls.client_context(files))
@@ -94,7 +94,7 @@ def test_a_missing_file_is_named(files, name):
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"-----BEGIN CERTIFICATE-----\nAAAA\n"])
 @pytest.mark.parametrize("name", ["ca.crt", "node.crt", "node.key"])
-def test_a_file_that_is_something_else_is_named(files, name, data):
+def test_malformed_file_is_named(files, name, data):
     (files / name).write_bytes(data)
     with pytest.raises(EngineError, match=f"{name}.* cannot be used|cannot be used") as caught:
         tls.server_context(files)
@@ -130,6 +130,6 @@ def test_no_role_in_a_certificate(names):
         tls.read_role({"subjectAltName": names})
 
 
-def test_no_certificate_is_no_role():
+def test_missing_certificate_has_no_role():
     with pytest.raises(ProtocolError, match="0 roles"):
         tls.read_role(None)

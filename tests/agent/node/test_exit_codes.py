@@ -1,4 +1,4 @@
-"""How a rank ended: the truth table of exit code, result file and whether it was asked to end."""
+"""Outcome of a rank, from its exit code, its result file, and whether it was asked to stop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def outcome(state, at_s=100.0, **fields):
 
 
 @pytest.mark.parametrize("stopped_at_s", [None, 10.0])
-def test_returned_is_returned_even_if_it_was_asked_to_end(stopped_at_s):
+def test_returned_stays_returned_after_a_stop(stopped_at_s):
     assert judge(0, RETURNED, stopped_at_s=stopped_at_s) == outcome("returned", 50.0, exit_code=0)
     assert judge(0, owes_result=False, stopped_at_s=stopped_at_s) == outcome(
         "returned", exit_code=0
@@ -54,14 +54,15 @@ def test_returned_is_returned_even_if_it_was_asked_to_end(stopped_at_s):
 @pytest.mark.parametrize(
     ("code", "header", "fields", "expected"),
     [
-        # what it said itself
+        # what the rank reported
         (1, RAISED, {}, outcome("raised", 50.0, error=ERROR)),
         (3, EXITED, {}, outcome("exited", 50.0, error=ERROR, exit_code=3)),
         (-9, RAISED, {}, outcome("raised", 50.0, error=ERROR)),
         (0, RAISED, {}, outcome("raised", 50.0, error=ERROR)),
-        (1, RAISED, {"stopped_at_s": 60.0}, outcome("raised", 50.0, error=ERROR)),  # it was first
+        # it failed before the stop
+        (1, RAISED, {"stopped_at_s": 60.0}, outcome("raised", 50.0, error=ERROR)),
         (1, RAISED, {"stopped_at_s": 40.0}, outcome("stopped", exit_code=1)),
-        # what was seen of it
+        # what the agent observed
         (0, None, {}, outcome("exited", exit_code=0)),
         (5, None, {}, outcome("exited", exit_code=5)),
         (5, None, {"error": ERROR}, outcome("exited", exit_code=5, error=ERROR)),
@@ -71,16 +72,17 @@ def test_returned_is_returned_even_if_it_was_asked_to_end(stopped_at_s):
         (-9, None, {}, outcome("killed", signal=9)),
         (-9, None, {"oom": True}, outcome("killed", signal=9, out_of_memory=True)),
         (-15, None, {"oom": True}, outcome("killed", signal=15)),
-        # it was asked to end
+        # it was asked to stop
         (0, None, {"stopped_at_s": 99.0}, outcome("stopped")),
         (5, None, {"stopped_at_s": 99.0}, outcome("stopped")),
         (-9, None, {"stopped_at_s": 99.0, "was_killed": True}, outcome("stopped")),
-        (-9, None, {"stopped_at_s": 99.0}, outcome("killed", signal=9)),  # not by us, so before us
+        # not killed by us, so before our signal
+        (-9, None, {"stopped_at_s": 99.0}, outcome("killed", signal=9)),
         (-9, None, {"stopped_at_s": 99.0, "was_killed": True, "oom": True}, outcome("stopped")),
         (-15, None, {"stopped_at_s": 99.0}, outcome("stopped")),
     ],
 )
-def test_judged(code, header, fields, expected):
+def test_judge_exit(code, header, fields, expected):
     assert judge(code, header, **fields) == expected
 
 
@@ -118,7 +120,7 @@ def test_error_files(tmp_path, content, expected):
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff\xfe", b"[" * 200_000], ids=["empty", "cut", "bytes", "deep"]
 )
-def test_what_is_no_error_file(tmp_path, content):
+def test_malformed_error_files(tmp_path, content):
     path = tmp_path / "error.json"
     path.write_bytes(content)
     assert read_error_file(path) is None

@@ -1,4 +1,4 @@
-"""What is new in a folder goes over a real link, round by round, until the link ends."""
+"""Sender of a folder: it sends new data over a real link, round by round, until the link ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add(folder, data):
 
 
 def send_to(files, folder, visit):
-    """Let `visit(sender, pieces)` see what a sender sends to a peer."""
+    """Run `visit(sender, pieces)`, where `pieces` collects what the sender sends to a peer."""
     pieces = []
 
     async def take(_link, _hello, frames):
@@ -54,7 +54,7 @@ def send_to(files, folder, visit):
     return run_with_lead(files, run, take)
 
 
-def test_what_is_new_is_sent_by_itself(files, folder):
+def test_new_data_is_sent_automatically(files, folder):
     async def visit(_sender, pieces):
         add(folder, b"one\n")
         await until(lambda: len(pieces) == 1, "the first line")
@@ -67,7 +67,7 @@ def test_what_is_new_is_sent_by_itself(files, folder):
     send_to(files, folder, visit)
 
 
-def test_a_round_that_is_asked_for_sends_all_and_no_piece_twice(files, folder):
+def test_requested_round_sends_everything_once(files, folder):
     add(folder, b"x" * 3_500_000)
 
     async def visit(sender, pieces):
@@ -79,13 +79,13 @@ def test_a_round_that_is_asked_for_sends_all_and_no_piece_twice(files, folder):
     send_to(files, folder, visit)
 
 
-def test_it_ends_with_its_link(files, folder):
+def test_sender_ends_with_its_link(files, folder):
     async def run(listener):
         link = await join(files, listener.port)
         sender = FolderSender(link, Sender(folder, is_from_lead, has={}))
         frames = link.frames()
         assert (await frames.__anext__()).type == "welcome"
-        await asyncio.wait_for(anext(frames, None), 20)  # the other side has hung up
+        await asyncio.wait_for(anext(frames, None), 20)  # the other side has disconnected
         add(folder, b"x" * 3_000_000)
         await asyncio.wait({sender._task}, timeout=20)
         is_done = sender._task.done()
@@ -99,7 +99,7 @@ def test_it_ends_with_its_link(files, folder):
     assert run_with_lead(files, run, hang_up)
 
 
-def test_closing_ends_it_at_once(files, folder):
+def test_close_ends_the_sender_immediately(files, folder):
     async def visit(sender, _pieces):
         sender.close()
         await asyncio.wait({sender._task}, timeout=20)
@@ -108,8 +108,8 @@ def test_closing_ends_it_at_once(files, folder):
     send_to(files, folder, visit)
 
 
-def test_a_file_that_cannot_be_read_is_tried_again(files, folder, caplog):
-    folder.log(0, 0).mkdir()  # nobody can read a folder as a log
+def test_unreadable_file_is_retried(files, folder, caplog):
+    folder.log(0, 0).mkdir()  # a directory cannot be read as a log
 
     async def visit(_sender, pieces):
         await until(lambda: "Is a directory" in caplog.text, "a warning")
@@ -120,8 +120,8 @@ def test_a_file_that_cannot_be_read_is_tried_again(files, folder, caplog):
     send_to(files, folder, visit)
 
 
-def test_a_file_that_cannot_be_read_keeps_no_other_back(files, folder, caplog):
-    """The status least of all: who waits for the end would wait for ever."""
+def test_unreadable_file_does_not_block_others(files, folder, caplog):
+    """This matters most for the status, because a client would wait for the end forever."""
     folder.result(0, 0).mkdir()
     write_atomically(folder.result(0, 1), b"value")
     write_atomically(folder.status, b"{}")

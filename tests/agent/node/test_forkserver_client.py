@@ -1,4 +1,4 @@
-"""Between agent and fork server: requests with descriptors one way, events the other, and real ranks."""
+"""Socket between agent and fork server: requests with descriptors, events in return, and real ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ends():
 
 
 def ask(agent, request, fds=()):
-    """As `ForkServer` asks: the length with the descriptors, then the body."""
+    """Send a request as `ForkServer` does: the length with the descriptors, then the body."""
     body = json.dumps(request.to_header()).encode()
     socket.send_fds(agent, [len(body).to_bytes(4, "big")], fds)
     agent.sendall(body)
@@ -52,7 +52,7 @@ def test_a_request_brings_its_descriptors(ends, tmp_path):
         assert again.read() == "through the socket"
 
 
-def test_requests_do_not_run_into_each_other(ends):
+def test_requests_are_kept_apart(ends):
     agent, server = ends
     sent = [make_request(rank, "x" * 50_000 * rank) for rank in range(4)]
     asking = threading.Thread(target=lambda: [ask(agent, request) for request in sent])
@@ -61,10 +61,10 @@ def test_requests_do_not_run_into_each_other(ends):
     asking.join()
 
 
-@pytest.mark.parametrize("said", [b"", b"\0\0\0\x10", b'\0\0\0\x10{"rank"'])
-def test_an_agent_that_hangs_up_is_the_end(ends, said):
+@pytest.mark.parametrize("data", [b"", b"\0\0\0\x10", b'\0\0\0\x10{"rank"'])
+def test_disconnected_agent_is_the_end(ends, data):
     agent, server = ends
-    agent.sendall(said)
+    agent.sendall(data)
     agent.close()
     assert read_request(server) is None
 
@@ -79,7 +79,7 @@ def test_an_event_is_a_line(ends):
     assert (json.loads(second), rest) == ({"event": "exited", "pid": 3, "code": -9}, b"")
 
 
-def test_a_server_that_is_not_there():
+def test_server_that_is_not_running():
     server = ForkServer()
     assert not server.is_running
     assert not server.fits([], {})
@@ -87,7 +87,7 @@ def test_a_server_that_is_not_there():
     assert server.pid == 0
 
 
-# An agent in a process of its own: closing a fork server ends everything below the process.
+# The agent is a separate process, because closing a fork server kills everything below the agent.
 AGENT = """
 import asyncio, json, os, sys
 from windlass.agent.fork_server_client import ForkServer
@@ -148,7 +148,7 @@ def run_agent(tmp_path, how, *argv):
     return [json.loads(line) for line in answer.stdout.splitlines()]
 
 
-def test_ranks_start_run_and_end(tmp_path):
+def test_ranks_start_run_and_exit(tmp_path):
     text, events = run_agent(tmp_path, "run", "sh", "-c", 'echo "$RANK $WHAT"; exit $((RANK + 5))')
     assert text == ["0 x y", "1 x y"]
     [ready] = [event for event in events if event["event"] == "ready"]
@@ -159,8 +159,8 @@ def test_ranks_start_run_and_end(tmp_path):
     assert {rank: codes[pid] for rank, pid in pids.items()} == {0: 5, 1: 6}
 
 
-def test_a_killed_server_is_told_and_takes_its_ranks_along(tmp_path):
+def test_killed_server_is_reported_and_its_ranks_die(tmp_path):
     [events] = run_agent(tmp_path, "kill", "sleep", "618")
     assert events[-1] == {"event": "gone"}
     for pid in (event["pid"] for event in events if event["event"] == "started"):
-        wait_for(lambda p=pid: p not in processes.read_parents(), f"rank {pid} is gone")
+        wait_for(lambda p=pid: p not in processes.read_parents(), f"rank {pid} has exited")

@@ -1,4 +1,4 @@
-"""Steps of an image on a node: run once, in order, over what is installed and never into it."""
+"""Image steps on a node: they run once and in order, on top of the installed packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from windlass.agent.image_steps import label, make_chain, run_steps
 from windlass.errors import ProtocolError, StepFailed
 from windlass.spec.work import PipStep, RunStep, read_step
 
-# Without the pip settings of the surroundings: what is tested must not depend on them.
+# The test results must not depend on the pip settings of the environment.
 ENV = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
 
 
@@ -32,22 +32,22 @@ def sh(command):
 
 
 class Ground:
-    """A node's folder, a project, and an interpreter with tiny 1.0 in it."""
+    """Folder of a node, a project, and an interpreter that has tiny 1.0 installed."""
 
     def __init__(self, path: Path) -> None:
         self.project = path / "project"
         self.wheels = self.project / "wheels"
         self.folder = path / "node"
         self.python = make_python(path / "below", make_wheel(path, "tiny", "1.0"))
-        # empty, so that no settings of pip, and no uv unless it is put there, are found
+        # empty, so that neither pip settings nor uv are found unless a test adds them
         self.bin = path / "bin"
         self.bin.mkdir()
         self.env = {**ENV, "HOME": str(path / "no-home"), "PIP_CONFIG_FILE": os.devnull}
         self.env["PATH"] = f"{self.bin}:/usr/bin:/bin"
-        self.said: list[str] = []
+        self.output: list[str] = []
 
     def run(self, *steps, python="", **more):
-        self.said.clear()
+        self.output.clear()
         return asyncio.run(
             run_steps(
                 steps,
@@ -55,13 +55,13 @@ class Ground:
                 python=python or self.python,
                 cwd=str(self.project),
                 env=self.env,
-                say=self.said.append,
+                say=self.output.append,
                 **more,
             )
         )
 
     def ask(self, paths, code):
-        """What a rank with these import paths would find."""
+        """Return what code prints in a rank with these import paths."""
         env = {**self.env, "PYTHONPATH": ":".join(paths)}
         answer = subprocess.run(
             [self.python, "-c", code], env=env, cwd="/", capture_output=True, text=True, check=True
@@ -81,19 +81,19 @@ def index(ground, *packages):
     return pip("--no-index", "--find-links", "wheels", *packages)
 
 
-def test_a_wheel_that_travels_with_the_project_is_installed_once(ground):
+def test_wheel_of_the_project_is_installed_once(ground):
     make_wheel(ground.wheels, "small", "1.0", value=7)
     step = pip("./wheels/small-1.0-py3-none-any.whl")
     paths = ground.run(step)
     assert ground.ask(paths, "import small; print(small.VALUE)") == "7"
-    assert ground.said[0] == "step 1 of 1: pip install ./wheels/small-1.0-py3-none-any.whl"
-    assert any("Successfully installed small-1.0" in line for line in ground.said)
-    assert ground.said[-1] == "windlass image FILE.py prints its Dockerfile"
+    assert ground.output[0] == "step 1 of 1: pip install ./wheels/small-1.0-py3-none-any.whl"
+    assert any("Successfully installed small-1.0" in line for line in ground.output)
+    assert ground.output[-1] == "windlass image FILE.py prints its Dockerfile"
     assert ground.run(step) == paths
-    assert ground.said == []
+    assert ground.output == []
 
 
-def test_what_is_installed_below_is_not_installed_again(ground):
+def test_packages_of_the_interpreter_are_not_installed_again(ground):
     make_wheel(ground.wheels, "tiny", "1.5")
     make_wheel(ground.wheels, "needy", "1.0", requires=("tiny>=1",))
     paths = ground.run(index(ground, "needy"))
@@ -101,7 +101,7 @@ def test_what_is_installed_below_is_not_installed_again(ground):
     assert ground.ask(paths, "import needy, tiny; print(tiny.VERSION)") == "1.0"
 
 
-def test_what_is_newer_lies_on_top_and_below_nothing_changes(ground):
+def test_newer_package_shadows_the_one_of_the_interpreter(ground):
     make_wheel(ground.wheels, "tiny", "2.0", value=2)
     make_wheel(ground.wheels, "needy", "2.0", requires=("tiny>=2",))
     paths = ground.run(index(ground, "needy"))
@@ -110,9 +110,10 @@ def test_what_is_newer_lies_on_top_and_below_nothing_changes(ground):
 
 
 @pytest.mark.long
-def test_a_wheel_that_was_built_anew_replaces_the_old_one(ground):
+def test_rebuilt_wheel_replaces_the_old_one(ground):
     step = pip("./wheels/tiny-1.0-py3-none-any.whl")
-    for value in (3, 44):  # of the version that is below, and then of the same once more
+    # first the version of the interpreter's package, then the same version again
+    for value in (3, 44):
         make_wheel(ground.wheels, "tiny", "1.0", value=value)
         paths = ground.run(step)
         assert ground.ask(paths, "import tiny; print(tiny.VALUE)") == str(value)
@@ -126,8 +127,8 @@ def test_commands_run_in_the_project_with_its_own_python_and_pip(ground):
         sh("python -c 'import small, tiny; print(\"found\", small.VERSION)'; echo to stderr >&2"),
     )
     assert (ground.project / "where").read_text().strip() == str(ground.project)
-    assert "found 1.0" in ground.said
-    assert "to stderr" in ground.said
+    assert "found 1.0" in ground.output
+    assert "to stderr" in ground.output
     assert ground.ask(paths, "import small; print(small.VERSION)") == "1.0"
     with pytest.raises(subprocess.CalledProcessError):
         ground.ask([], "import small")
@@ -148,12 +149,12 @@ def test_an_editable_project_is_found(ground):
     (source / "mine.py").write_text("VALUE = 1\n")
     ground.run(sh("true"))
     (site,) = (ground.folder / "site").glob("lib/python*/site-packages")
-    (site / "mine.pth").write_text(f"{source}\n")  # what `pip install -e` leaves
+    (site / "mine.pth").write_text(f"{source}\n")  # `pip install -e` leaves this file
     paths = ground.run(sh("true"))
     assert ground.ask(paths, "import mine; print(mine.VALUE)") == "1"
 
 
-# -- what is run again -------------------------------------------------------------------------------
+# -- repeated runs ------------------------------------------------------------------------------------
 
 
 def count(ground):
@@ -161,22 +162,22 @@ def count(ground):
     return path.read_text().split() if path.exists() else []
 
 
-def test_steps_before_a_change_stay(ground):
+def test_steps_before_a_change_are_not_repeated(ground):
     ground.project.mkdir()
     a, b, c = (sh(f"echo {name} >> count") for name in "abc")
     ground.run(a, b)
     ground.run(a, c)
     assert count(ground) == ["a", "b", "c"]
-    assert any(line.startswith("no longer a step: echo b >> count") for line in ground.said)
+    assert any(line.startswith("no longer a step: echo b >> count") for line in ground.output)
     ground.run(a, c)
     assert count(ground) == ["a", "b", "c"]
-    assert ground.said == []
+    assert ground.output == []
     ground.run(b, a, c)
     assert count(ground) == ["a", "b", "c", "b", "a", "c"]
-    assert not any(line.startswith("no longer") for line in ground.said)
+    assert not any(line.startswith("no longer") for line in ground.output)
 
 
-def test_a_step_that_failed_is_run_again_and_those_before_it_are_not(ground):
+def test_only_the_failed_step_is_repeated(ground):
     ground.project.mkdir()
     first = sh("echo once >> count")
     second = sh("seq 1 30; echo tried >> count; test -e ready")
@@ -186,13 +187,13 @@ def test_a_step_that_failed_is_run_again_and_those_before_it_are_not(ground):
     assert message.startswith("step 2 of 2, seq 1 30; echo tried")
     assert "exit code 1\n" in message
     assert "\n30\n" in message
-    assert "\n10\n" not in message  # the last lines only
+    assert "\n10\n" not in message  # only the last lines
     (ground.project / "ready").touch()
     ground.run(first, second)
     assert count(ground) == ["once", "tried", "tried"]
 
 
-def test_no_steps_leave_no_paths(ground):
+def test_no_steps_give_no_paths(ground):
     assert ground.run() == []
     assert not (ground.folder / "site").exists()
     ground.project.mkdir()
@@ -200,7 +201,7 @@ def test_no_steps_leave_no_paths(ground):
     assert ground.run() == []
 
 
-def test_another_interpreter_starts_anew(ground, tmp_path):
+def test_another_interpreter_repeats_all_steps(ground, tmp_path):
     ground.project.mkdir()
     ground.run(sh("echo a >> count"))
     other = tmp_path / "other"
@@ -211,7 +212,7 @@ def test_another_interpreter_starts_anew(ground, tmp_path):
 
 
 @pytest.mark.parametrize("torn", ["", "{", "[]", '{"python": 1}'])
-def test_a_record_that_cannot_be_read_means_that_all_is_run(ground, torn):
+def test_malformed_record_repeats_all_steps(ground, torn):
     ground.project.mkdir()
     ground.run(sh("echo a >> count"))
     (ground.folder / "steps.json").write_text(torn)
@@ -219,7 +220,7 @@ def test_a_record_that_cannot_be_read_means_that_all_is_run(ground, torn):
     assert count(ground) == ["a", "a"]
 
 
-def test_a_chain_knows_the_files_it_names(tmp_path):
+def test_chain_depends_on_the_files_it_names(tmp_path):
     steps = [pip("-r", "needs.txt", "--find-links=wheels", "tiny", "./lib[extra]"), sh("true")]
     for name in ("needs.txt", "wheels/a", "tiny/b", "lib/c", "lib/.git/d"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -229,8 +230,8 @@ def test_a_chain_knows_the_files_it_names(tmp_path):
         (tmp_path / name).write_text("2")
         seen.append(make_chain(steps, tmp_path))
         assert seen[-1][0] != seen[-2][0], name
-        assert seen[-1][1] != seen[-2][1], name  # and all after it
-    for name in ("tiny/b", "lib/.git/d"):  # the package tiny, not the folder
+        assert seen[-1][1] != seen[-2][1], name  # and all later steps
+    for name in ("tiny/b", "lib/.git/d"):  # `tiny` names the package, not the folder
         (tmp_path / name).write_text("2")
         assert make_chain(steps, tmp_path) == seen[-1]
 
@@ -238,7 +239,7 @@ def test_a_chain_knows_the_files_it_names(tmp_path):
 # -- failures ----------------------------------------------------------------------------------------
 
 
-def test_a_package_that_is_not_there(ground):
+def test_missing_package(ground):
     ground.wheels.mkdir(parents=True)
     with pytest.raises(StepFailed, match="No matching distribution found for nonesuch") as caught:
         ground.run(index(ground, "nonesuch"))
@@ -246,12 +247,12 @@ def test_a_package_that_is_not_there(ground):
     assert json.loads((ground.folder / "steps.json").read_text())["done"] == []
 
 
-def test_a_command_that_takes_too_long_is_ended_with_all_below_it(ground):
+def test_command_over_its_time_limit_is_killed_with_its_children(ground):
     ground.project.mkdir()
     with pytest.raises(StepFailed, match=r"sleep 600 .* did not finish within 2 s"):
         ground.run(sh("echo $$ > pid; sleep 600 & wait"), timeout_s=2.0)
     group = int((ground.project / "pid").read_text())
-    wait_for(lambda: not _is_alive(group), "nothing of it runs", 10.0)
+    wait_for(lambda: not _is_alive(group), "all its processes have exited", 10.0)
 
 
 def _is_alive(group: int) -> bool:
@@ -263,15 +264,15 @@ def _is_alive(group: int) -> bool:
     )
 
 
-def test_what_is_left_in_the_background_keeps_nobody_waiting(ground):
+def test_background_process_does_not_block_the_step(ground):
     ground.project.mkdir()
     ground.run(sh("sleep 600 & echo $! > pid; echo done"), timeout_s=60.0)
-    assert "done" in ground.said
+    assert "done" in ground.output
     os.kill(int((ground.project / "pid").read_text()), signal.SIGKILL)
 
 
-def test_the_exit_code_is_known_where_children_are_reaped_by_others(ground):
-    """As in an agent, which reaps whatever ends below it."""
+def test_exit_code_is_known_when_another_handler_reaps_children(ground):
+    """An agent reaps all processes below it like this."""
     ground.project.mkdir()
 
     def reap(*_):
@@ -288,16 +289,16 @@ def test_the_exit_code_is_known_where_children_are_reaped_by_others(ground):
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_output_without_end_is_cut(ground):
+def test_endless_output_is_truncated(ground):
     ground.project.mkdir()
     ground.run(sh("seq 1 6000; printf 'x%.0s' $(seq 1 9000)"))
-    assert "5000" in ground.said
-    assert "5001" not in ground.said
-    assert "... 1005 more lines" in ground.said
-    assert max(map(len, ground.said)) <= 2000
+    assert "5000" in ground.output
+    assert "5001" not in ground.output
+    assert "... 1005 more lines" in ground.output
+    assert max(map(len, ground.output)) <= 2000
 
 
-def test_passwords_in_addresses_are_not_told():
+def test_passwords_in_urls_are_not_shown():
     step = pip("--index-url", "https://me:s3cret@example.org/simple", "small")
     assert "s3cret" not in label(step)
 
@@ -309,7 +310,7 @@ def test_an_unknown_step_is_refused():
         read_step({"kind": "run", "command": 3})
 
 
-def test_two_agents_run_steps_one_after_the_other(ground):
+def test_two_agents_run_steps_in_turn(ground):
     ground.project.mkdir()
     step = sh("echo a >> count")
 
@@ -319,7 +320,7 @@ def test_two_agents_run_steps_one_after_the_other(ground):
             "python": ground.python,
             "cwd": str(ground.project),
             "env": ground.env,
-            "say": ground.said.append,
+            "say": ground.output.append,
         }
         return await asyncio.gather(run_steps([step], **about), run_steps([step], **about))
 
@@ -341,39 +342,40 @@ def uv(ground):
     return ground
 
 
-def test_uv_sees_what_is_below_and_leaves_it_alone(uv):
+def test_uv_respects_the_packages_of_the_interpreter(uv):
     make_wheel(uv.wheels, "tiny", "2.0", value=2)
     make_wheel(uv.wheels, "needy", "1.0", requires=("tiny>=1",))
     make_wheel(uv.wheels, "needy", "2.0", requires=("tiny>=2",))
     paths = uv.run(index(uv, "needy==1.0"))
-    assert " + needy==1.0" in uv.said
+    assert " + needy==1.0" in uv.output
     assert uv.ask(paths, "import tiny; print(tiny.VERSION)") == "1.0"
-    # what it was told of the packages below is gone when it has ended
+    # the metadata that uv was given of the interpreter's packages is removed afterwards
     assert [path.name for path in Path(paths[0]).glob("*.dist-info")] == ["needy-1.0.dist-info"]
     uv.run(index(uv, "needy==1.0"), index(uv, "needy==2.0"))
     assert uv.ask(paths, "import tiny; print(tiny.VERSION)") == "2.0"
     assert uv.below() == "1.0 0"
 
 
-def test_uv_replaces_a_wheel_that_was_built_anew(uv):
-    for value in (3, 44):  # of another size: byte code knows sources by size and second
+def test_uv_replaces_a_rebuilt_wheel(uv):
+    # of different size, because bytecode identifies sources by size and second
+    for value in (3, 44):
         make_wheel(uv.wheels, "tiny", "1.0", value=value)
         paths = uv.run(pip("./wheels/tiny-1.0-py3-none-any.whl"))
         assert uv.ask(paths, "import tiny; print(tiny.VALUE)") == str(value)
     assert uv.below() == "1.0 0"
 
 
-def test_pip_does_what_uv_cannot(uv):
+def test_pip_is_the_fallback_for_uv(uv):
     make_wheel(uv.wheels, "small", "1.0")
     step = pip("--no-index", "--find-links", "wheels", "--no-warn-script-location", "small")
     paths = uv.run(step)
-    assert "uv failed; trying pip" in uv.said
+    assert "uv failed; trying pip" in uv.output
     assert uv.ask(paths, "import small; print(small.VERSION)") == "1.0"
 
 
-def test_where_pip_was_told_where_packages_come_from_uv_is_not_used(uv):
+def test_uv_is_not_used_with_pip_index_settings(uv):
     make_wheel(uv.wheels, "small", "1.0")
     uv.env["PIP_FIND_LINKS"] = "wheels"
     uv.env["PIP_NO_INDEX"] = "1"
     uv.run(pip("small"))
-    assert any("Successfully installed small-1.0" in line for line in uv.said)
+    assert any("Successfully installed small-1.0" in line for line in uv.output)

@@ -1,4 +1,4 @@
-"""What a node needs before its ranks start: taken only if it is what was planned, unpacked, or linked."""
+"""Inputs of a node before its ranks start: each must match the plan, and is unpacked or linked."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def secret(tmp_path):
 
 
 def make_inputs(folder, **files):
-    """A node that waits for these."""
+    """Return the inputs of a node that waits for these files."""
     found = {"payload": names.PAYLOAD_FILE, "bundle": names.BUNDLE_FILE}
     wanted = tuple(
         Input(name=found[key], size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
@@ -63,19 +63,20 @@ def test_a_job_without_inputs_is_ready(folder, secret):
     assert not inputs.arrived(names.PAYLOAD_FILE)
 
 
-def test_what_lies_beside_the_plan_is_taken(folder, secret, bundle):
+def test_files_beside_the_plan_are_used(folder, secret, bundle):
     (secret / names.PAYLOAD_FILE).write_bytes(b"pickled")
     (secret / names.BUNDLE_FILE).write_bytes(bundle)
     inputs = make_inputs(folder, payload=b"pickled", bundle=bundle)
     assert not inputs.is_ready
     inputs.find(secret)
     assert inputs.is_ready
-    assert folder.payload.is_symlink()  # a Secret may be large, and is here already
+    # a Secret may be large, and its files are already on this machine
+    assert folder.payload.is_symlink()
     assert folder.payload.read_bytes() == b"pickled"
     assert read_tree(folder.code) == TREE
 
 
-def test_what_lies_in_the_folder_is_taken_as_it_is(folder):
+def test_files_in_the_folder_are_used_as_they_are(folder):
     folder.payload.write_bytes(b"pickled")
     inputs = make_inputs(folder, payload=b"pickled")
     inputs.find(folder.path)
@@ -83,7 +84,7 @@ def test_what_lies_in_the_folder_is_taken_as_it_is(folder):
     assert not folder.payload.is_symlink()
 
 
-def test_the_last_one_that_arrives_makes_it_ready(folder, secret, bundle):
+def test_last_input_makes_the_node_ready(folder, secret, bundle):
     inputs = make_inputs(folder, payload=b"pickled", bundle=bundle)
     inputs.find(secret)
     folder.payload.write_bytes(b"pickled")
@@ -92,11 +93,11 @@ def test_the_last_one_that_arrives_makes_it_ready(folder, secret, bundle):
     assert inputs.arrived(names.BUNDLE_FILE)
     assert inputs.is_ready
     assert read_tree(folder.code) == TREE
-    assert not inputs.arrived(names.BUNDLE_FILE)  # a second time it is no news
+    assert not inputs.arrived(names.BUNDLE_FILE)  # arriving again changes nothing
 
 
 @pytest.mark.parametrize("data", [b"", b"pickles", b"pickled "])
-def test_another_file_than_the_planned_one_is_refused(folder, secret, data):
+def test_file_that_differs_from_the_plan_is_refused(folder, secret, data):
     (secret / names.PAYLOAD_FILE).write_bytes(data)
     inputs = make_inputs(folder, payload=b"pickled")
     with pytest.raises(BundleError, match="is not the one that was planned") as caught:
@@ -107,8 +108,8 @@ def test_another_file_than_the_planned_one_is_refused(folder, secret, data):
     assert (secret / names.PAYLOAD_FILE).exists()
 
 
-def test_a_refused_file_does_not_stay(folder):
-    """It would be sent on to other nodes, and its size would keep the right one from being sent."""
+def test_refused_file_is_deleted(folder):
+    """Otherwise, other nodes would get it, and its size would keep the right one from being sent."""
     inputs = make_inputs(folder, payload=b"pickled")
     folder.payload.write_bytes(b"pickles")
     with pytest.raises(BundleError, match=r"payload\.pkl is not the one that was planned"):
@@ -118,7 +119,7 @@ def test_a_refused_file_does_not_stay(folder):
     assert inputs.arrived(names.PAYLOAD_FILE)
 
 
-def test_a_bundle_that_is_planned_but_no_archive(folder):
+def test_planned_bundle_that_is_not_an_archive(folder):
     inputs = make_inputs(folder, bundle=b"no archive")
     folder.bundle.write_bytes(b"no archive")
     with pytest.raises(BundleError, match="archive is damaged"):

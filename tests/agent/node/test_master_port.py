@@ -1,4 +1,4 @@
-"""The master port: while it is held nobody gets it by chance, and rank 0 gets it by number."""
+"""Master port: while it is held, no process gets it by chance, and rank 0 gets it by its number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def held():
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", "::"])
 @pytest.mark.parametrize("reuse", [0, 1])
-def test_nobody_who_asks_for_any_port_gets_it(held, address, reuse):
+def test_held_port_is_not_given_by_chance(held, address, reuse):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     taken = []
     try:
@@ -38,7 +38,7 @@ def test_nobody_who_asks_for_any_port_gets_it(held, address, reuse):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::"])
-def test_who_asks_by_number_gets_it_and_is_reached(held, address):
+def test_held_port_can_be_bound_by_number(held, address):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as store:
         store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,7 +54,7 @@ def test_who_asks_by_number_gets_it_and_is_reached(held, address):
             store.accept()[0].close()
 
 
-def test_torch_s_store_gets_it(held):
+def test_torch_store_can_bind_the_held_port(held):
     import torch.distributed as dist
 
     store = dist.TCPStore("127.0.0.1", held.number, world_size=1, is_master=True)
@@ -62,7 +62,7 @@ def test_torch_s_store_gets_it(held):
     assert store.get("key") == b"value"
 
 
-def test_many_at_once_are_all_different():
+def test_concurrent_ports_are_all_different():
     ports: list = []
     threads = [
         threading.Thread(target=lambda: ports.extend(hold_port() for _ in range(25)))
@@ -101,7 +101,7 @@ def test_a_preferred_port_in_use_gives_another():
             port.release()
 
 
-def test_releasing_twice_is_once(held):
+def test_releasing_twice_is_harmless(held):
     held.release()
     held.release()
     with socket.socket() as other:

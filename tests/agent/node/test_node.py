@@ -1,4 +1,4 @@
-"""A node between its fork server and its lead: what it does with ranks, and what it tells."""
+"""Node between its fork server and its lead: how it handles ranks, and which messages it sends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_node(scene, tmp_path):
     assert ended.returncode == 0, ended.stderr
 
 
-def test_a_job_waits_for_nothing_that_only_computes_need():
+def test_job_agent_does_not_import_compute_modules():
     code = "import sys, windlass.agent.agent_process; print(*sys.modules)"
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     assert "windlass.agent.node.attempt_ranks" in loaded

@@ -1,4 +1,4 @@
-"""The pod's own log: every line while somebody reads, a count of what is missing when nobody does."""
+"""Log of a pod: it gets every line while it is read, and otherwise a count of the missing ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from windlass.wire.status import Phase, read_status, render_status
 
 @pytest.fixture
 def pipe():
-    """A pipe that holds one page, as a container runtime's that does not read."""
+    """Yield a pipe that holds one page, like that of a container runtime that does not read."""
     read_end, write_end = os.pipe()
     fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 4096)
     os.set_blocking(read_end, False)
@@ -39,7 +39,7 @@ def make_record(text):
 
 
 async def read_lines(fd, last):
-    """Lines until one that ends with `last`."""
+    """Read lines until one ends with `last`."""
     data = b""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
@@ -54,7 +54,7 @@ async def read_lines(fd, last):
     return data.splitlines()
 
 
-def test_lines_of_ranks_are_written_at_once(pipe):
+def test_lines_of_ranks_are_written_immediately(pipe):
     async def run():
         log = PodLogWriter(pipe[1])
         log.add(3, 0, make_record("hello"))
@@ -74,7 +74,7 @@ def test_a_slow_reader_gets_everything(pipe):
     assert asyncio.run(run()) == [b"[rank 0] line %d" % number for number in range(2000)]
 
 
-def test_when_nobody_reads_lines_are_dropped_and_counted(pipe, monkeypatch):
+def test_lines_are_dropped_and_counted_without_a_reader(pipe, monkeypatch):
     monkeypatch.setattr(pod_output, "_MAX_WAITING_BYTES", 2000)
 
     async def run():
@@ -94,7 +94,7 @@ def test_when_nobody_reads_lines_are_dropped_and_counted(pipe, monkeypatch):
     assert after == b"[%d lines are missing here]\n[rank 0] after\n" % (1000 - num_kept)
 
 
-def test_a_reader_that_is_gone_stops_nobody(pipe):
+def test_closed_reader_does_not_raise(pipe):
     async def run():
         log = PodLogWriter(pipe[1])
         os.close(pipe[0])
@@ -105,12 +105,12 @@ def test_a_reader_that_is_gone_stops_nobody(pipe):
     asyncio.run(run())
 
 
-def test_the_last_word_comes_after_all_that_waits(pipe):
-    """However long its reader takes: it is the last thing an agent does."""
+def test_last_word_comes_after_all_pending_lines(pipe):
+    """This holds for any slow reader, because the last word is the last thing an agent writes."""
     os.set_blocking(pipe[0], True)
     read = []
 
-    def read_on():
+    def read_to_end():
         while not b"".join(read).endswith(b"the last word\n"):
             read.append(os.read(pipe[0], 100))
 
@@ -118,7 +118,7 @@ def test_the_last_word_comes_after_all_that_waits(pipe):
         log = PodLogWriter(pipe[1])
         for number in range(1000):
             log.add(0, 0, make_record(f"line {number}"))
-        reader = threading.Thread(target=read_on, daemon=True)
+        reader = threading.Thread(target=read_to_end, daemon=True)
         reader.start()
         log.finish(b"the last word\n")
         reader.join(20)
@@ -129,7 +129,7 @@ def test_the_last_word_comes_after_all_that_waits(pipe):
 
 
 def leave_last_word(tmp_path, monkeypatch, plan, fill):
-    """What an agent whose job has ended leaves: its last word, and its termination message."""
+    """Return the last word and the termination message of an agent whose job has ended."""
     monkeypatch.setattr(pod_output, "_MESSAGE_FILE", tmp_path / "message")
     folder = JobFolder(tmp_path)
 
@@ -142,11 +142,11 @@ def leave_last_word(tmp_path, monkeypatch, plan, fill):
             pod_output.leave_last_word(status_writer.status, folder, log)
 
     asyncio.run(run())
-    said = read_last_word((tmp_path / "log").read_bytes())
-    return said, (tmp_path / "message").read_text(), folder
+    last_word = read_last_word((tmp_path / "log").read_bytes())
+    return last_word, (tmp_path / "message").read_text(), folder
 
 
-def test_the_last_word_holds_the_last_attempt(tmp_path, monkeypatch):
+def test_last_word_has_the_last_attempt(tmp_path, monkeypatch):
     plan = make_pod_plan(nodes=3, min_nodes=1)
     kept = {
         "attempt-1/rank-0.log": b"a line\n",
@@ -161,15 +161,13 @@ def test_the_last_word_holds_the_last_attempt(tmp_path, monkeypatch):
         (folder.attempt(1) / ".rank-2.result.part").write_bytes(b"half")
         return plan.on_nodes([0, 2])
 
-    said, message, folder = leave_last_word(tmp_path, monkeypatch, plan, fill)
+    last_word, message, folder = leave_last_word(tmp_path, monkeypatch, plan, fill)
     status = read_status(folder.status.read_bytes())
     assert status.work
-    assert said.files == {
-        "status.json": render_status(
-            replace(status, work="")
-        ),  # the arguments are in the plan alone
+    assert last_word.files == {
+        "status.json": render_status(replace(status, work="")),  # only the plan has the arguments
         "attempt-1/world.json": folder.world(1).read_bytes(),  # which node had which ranks
         **kept,
     }
-    assert (said.omitted, message) == ({}, "succeeded: all ranks returned")
-    assert json.loads(said.files["status.json"])["phase"] == "succeeded"
+    assert (last_word.omitted, message) == ({}, "succeeded: all ranks returned")
+    assert json.loads(last_word.files["status.json"])["phase"] == "succeeded"

@@ -1,4 +1,4 @@
-"""Processes: everything below a process is found and ended, also what left its session."""
+"""Processes: all descendants of a process are found and killed, even outside its session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from windlass import processes
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 
-# A parent, two children, grandchildren in sessions of their own; one whose parent has ended already.
+# A parent with two children and grandchildren in their own sessions. The parent of one has exited.
 TREE = """
 import json, os, subprocess, sys
 from windlass import processes
@@ -63,17 +63,17 @@ def test_descendants_are_found_across_sessions(tree):
     assert set(processes.find_marked(f"MARK={mark}")) == processes.find_descendants(parent.pid)
 
 
-def test_all_of_them_are_killed(tree):
+def test_all_descendants_are_killed(tree):
     parent, mark = tree
     wait_for(lambda: len(processes.find_marked(f"MARK={mark}")) == 4, "the tree has grown")
     parent.stdin.write("\n")
     parent.stdin.flush()
     assert json.loads(parent.stdout.readline()) == 4
-    wait_for(lambda: processes.find_marked(f"MARK={mark}") == [], "all are gone")
+    wait_for(lambda: processes.find_marked(f"MARK={mark}") == [], "all have exited")
     assert parent.poll() is None
 
 
-def test_some_are_spared():
+def test_spared_processes_are_not_killed():
     code = (
         "import os, subprocess, sys; from windlass import processes\n"
         "spared, other = (subprocess.Popen(['sleep', '614']) for _ in range(2))\n"
@@ -86,7 +86,7 @@ def test_some_are_spared():
     assert answer.returncode == 0, answer.stderr
 
 
-def test_a_process_that_breeds_while_it_is_killed_is_ended():
+def test_process_that_forks_while_it_is_killed_is_killed():
     code = (
         "import os, subprocess, sys; from windlass import processes\n"
         "processes.become_subreaper()\n"
@@ -113,13 +113,13 @@ def test_die_with_parent(tmp_path):
         "subprocess.run([sys.executable, '-c', code, str(os.getpid()), file])\n"
     )
     with subprocess.Popen([sys.executable, "-c", parent, child, str(pid_file)]) as process:
-        wait_for(pid_file.exists, "the child is there")
+        wait_for(pid_file.exists, "the child is running")
         process.kill()
     pid = int(pid_file.read_text())
     wait_for(lambda: pid not in processes.read_parents(), "the child died with its parent")
 
 
-def test_a_parent_that_has_ended_before_is_noticed():
+def test_parent_that_exited_earlier_is_detected():
     code = (
         "import signal; from windlass import processes\n"
         "processes.die_with_parent(1 << 22, signal.SIGKILL); print('alive')\n"
@@ -128,7 +128,7 @@ def test_a_parent_that_has_ended_before_is_noticed():
     assert (answer.returncode, answer.stdout) == (-signal.SIGKILL, "")
 
 
-def test_who_is_gone_can_be_killed_again():
+def test_killing_an_exited_process_is_harmless():
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
     processes.kill(gone.pid, signal.SIGKILL)
@@ -136,13 +136,13 @@ def test_who_is_gone_can_be_killed_again():
     assert gone.pid not in processes.read_parents()
 
 
-def test_the_dead_are_not_counted():
+def test_zombies_are_not_counted():
     with subprocess.Popen(["true"]) as child:
-        wait_for(lambda: child.pid not in processes.read_parents(), "a zombie is no process")
+        wait_for(lambda: child.pid not in processes.read_parents(), "the zombie is not counted")
         assert child.pid not in processes.find_descendants(os.getpid())
 
 
-def test_names_with_brackets_do_not_confuse(tmp_path):
+def test_names_with_parentheses_are_parsed(tmp_path):
     odd = tmp_path / "a) S 1 (b"
     odd.symlink_to("/bin/sleep")
     with subprocess.Popen([str(odd), "616"]) as child:
@@ -155,7 +155,7 @@ def test_names_with_brackets_do_not_confuse(tmp_path):
             child.kill()
 
 
-def test_only_a_whole_variable_is_a_mark():
+def test_mark_must_match_the_whole_variable():
     with subprocess.Popen(
         ["sleep", "617"], env={"MARK": "job-12", "PATH": os.environ["PATH"]}
     ) as child:

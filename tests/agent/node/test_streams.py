@@ -1,4 +1,4 @@
-"""Streams: whatever a rank prints, in whatever pieces, can be read back; memory stays bounded."""
+"""Streams: all output of a rank can be read back, in any chunks, with bounded memory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from windlass.wire.log_lines import FULL, PART, REPLACED, read_record
 pieces = st.sampled_from(
     [b"ab", b"\n", b"\r", b"\r\n", b"10%", b"\xff\xc3", "é😀".encode(), b"x" * 20_000]
 )
-FLUSH = None  # the timer for lines without an end went off
+FLUSH = None  # the timer for unfinished lines has fired
 steps = st.lists(st.tuples(st.one_of(st.just(FLUSH), pieces), st.floats(0, 0.3)), max_size=12)
 
 
 def cut(steps, stream="stdout"):
-    """What is in the log after these steps and the end of the stream."""
+    """Return the log after these steps and the end of the stream."""
     cutter, now_s, log = LineCutter(stream), 1000.0, b""
     for chunk, passed_s in steps:
         now_s += passed_s
@@ -40,14 +40,16 @@ def read(log):
         return list(RankLog(Path(file.name), 0, 0, 0))
 
 
-def finally_shown(line):
-    """What a terminal shows of a line in the end: what follows the last return."""
+def find_visible_text(line):
+    """Return what a terminal finally shows of a line, which is the text after the last carriage return."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "backslashreplace")
 
 
 def expected(text):
     *lines, rest = text.split(b"\n")
-    return [finally_shown(line) for line in lines] + list(filter(None, [finally_shown(rest)]))
+    return [find_visible_text(line) for line in lines] + list(
+        filter(None, [find_visible_text(rest)])
+    )
 
 
 def joined(lines):
@@ -56,18 +58,18 @@ def joined(lines):
 
 @settings(deadline=None, max_examples=300)
 @given(steps)
-# a bar that is drawn ten times a second, and flushed in between
+# a progress bar drawn ten times a second, with flushes in between
 @example(
     [(b"\r1%", 0.1), (b"\r2%", 0.1), (FLUSH, 0.1), (b"\r3%", 0.05), (FLUSH, 0.2), (b"\r4%\n", 0)]
 )
-# a bar that ends each drawing with its return
+# a progress bar that ends each drawing with a carriage return
 @example([(b"1%\r", 0), (FLUSH, 0.2), (b"2%\r", 0), (FLUSH, 0.2), (b"3%\r\n", 0)])
 @example([(b"ab", 0), (FLUSH, 0.2), (b"\r", 0), (FLUSH, 0.2), (b"\n", 0)])
-def test_the_log_says_what_was_printed(steps):
+def test_log_has_what_was_printed(steps):
     printed = b"".join(chunk for chunk, _ in steps if chunk is not FLUSH)
     lines = read(cut(steps))
     long = any(len(line) > 60_000 for line in expected(printed))
-    if long:  # cut by the reader, but nothing is lost
+    if long:  # the reader splits it, but nothing is lost
         assert "".join(joined(lines)) == "".join(expected(printed))
     else:
         assert joined(lines) == expected(printed)
@@ -94,7 +96,7 @@ def test_every_record_is_well_formed_and_bounded(steps):
         assert b"\r" not in record.data
 
 
-def test_a_long_line_is_written_as_it_comes():
+def test_long_line_is_written_immediately():
     cutter = LineCutter("stdout")
     for _ in range(50):
         log = cutter.feed(b"x" * 300_000, 0.0)
@@ -113,11 +115,11 @@ def test_a_progress_bar_is_thinned():
     lines = read(log)
     assert [line.text for line in lines if not line.replaced] == ["999%"]
     drawings = [line.text for line in lines if line.replaced]
-    assert 30 <= len(drawings) <= 51  # ten seconds, five a second
+    assert 30 <= len(drawings) <= 51  # five drawings per second for ten seconds
     assert {read_record(line).tag for line in log.splitlines()} == {REPLACED, FULL}
 
 
-def test_a_bar_that_ends_with_its_return_keeps_nothing_back():
+def test_bar_that_ends_with_a_carriage_return_is_not_buffered():
     cutter = LineCutter("stderr")
     for step in range(100_000):
         cutter.feed(f"{step}%\r".encode(), 1000.0)
@@ -136,7 +138,7 @@ def test_a_line_cut_short_by_the_rank_s_end_is_ended():
 
 
 def stream(tmp_path, write, path=None):
-    """Let `write(out, err)` write to the pipes of a rank; its log and what was said of trouble."""
+    """Run `write(out, err)` with the pipes of a rank, and return its log and the reported problems."""
     path = path or tmp_path / "rank-0.log"
     trouble: list[str] = []
 
@@ -154,7 +156,7 @@ def stream(tmp_path, write, path=None):
     return RankLog(path, 0, 0, 0), trouble
 
 
-def test_both_pipes_come_into_one_log(tmp_path):
+def test_both_pipes_go_into_one_log(tmp_path):
     def write(out, err):
         os.write(out, b"to out\n")
         os.write(err, b"to err\nunfinished")
@@ -184,7 +186,7 @@ def test_megabytes_through_a_pipe(tmp_path):
     assert "".join(f"{line.text}\n" for line in log).encode() == text
 
 
-def test_a_line_without_an_end_is_seen_while_the_rank_lives(tmp_path):
+def test_unfinished_line_is_visible_while_the_rank_runs(tmp_path):
     from waits import wait_for
 
     path = tmp_path / "rank-0.log"
@@ -197,7 +199,7 @@ def test_a_line_without_an_end_is_seen_while_the_rank_lives(tmp_path):
     assert [line.text for line in log] == ["continue? [y/n] "]
 
 
-def test_what_a_grandchild_holds_open_does_not_hold_the_rank(tmp_path):
+def test_pipe_held_by_a_grandchild_does_not_block(tmp_path):
     kept = []
 
     def write(out, _err):
@@ -221,6 +223,6 @@ def test_a_full_disk_loses_lines_but_never_blocks(tmp_path):
     assert trouble == ["full is incomplete: No space left on device"]
 
 
-def test_a_log_that_cannot_be_opened_is_told(tmp_path):
+def test_unopenable_log_is_reported(tmp_path):
     _, trouble = stream(tmp_path, lambda out, err: os.write(out, b"x\n"), tmp_path / "no" / "r.log")
     assert trouble == ["r.log is incomplete: No such file or directory"]

@@ -1,4 +1,4 @@
-"""Exceptions as people read them: the user's line is found, our frames are cut off."""
+"""Exceptions as users see them: the user's line is found, and our frames are removed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from windlass.agent.rank.rank_outcome import format_error, make_error
 
 
 def run_user_code(tmp_path, text):
-    """Run a script as a rank does, and give back what it raised."""
+    """Run a script as a rank does, and return the exception that it raised."""
     path = tmp_path / "train.py"
     path.write_text(text)
     try:
@@ -39,7 +39,7 @@ def test_a_failure_inside_a_library_is_blamed_on_the_line_that_called_it(tmp_pat
     assert os.path.dirname(json.__file__) in info.traceback
 
 
-def test_a_line_of_the_project_is_preferred_to_one_beside_it(tmp_path):
+def test_line_of_the_project_is_preferred(tmp_path):
     beside = tmp_path / "elsewhere" / "lib.py"
     beside.parent.mkdir()
     beside.write_text("def g():\n    1 / 0\n")
@@ -86,14 +86,14 @@ def test_our_own_frames_are_cut_off(tmp_path):
     try:
         space["run"]()
     except ValueError as error:
-        first = error.__traceback__.tb_next  # the test's own frame is not ours to cut
+        first = error.__traceback__.tb_next  # the test's own frame is not part of the package
         text = format_error(error.with_traceback(first))
     assert "rank.py" not in text
     assert "u.py" in text
 
 
-def test_an_error_in_our_own_lines_is_blamed_on_no_line():
-    """As when an argument cannot be unpickled: no line of the user's has run yet."""
+def test_error_in_our_own_code_has_no_line():
+    """An argument that cannot be unpickled fails like this, before any line of the user has run."""
     space: dict = {}
     code = "def load():\n    import no_such_module\n"
     exec(compile(code, str(Path(rank_outcome._OURS[0], "rank.py")), "exec"), space)
@@ -105,7 +105,7 @@ def test_an_error_in_our_own_lines_is_blamed_on_no_line():
     assert "no_such_module" in info.message
 
 
-def test_causes_are_told(tmp_path):
+def test_causes_are_shown(tmp_path):
     code = "try:\n    {}['inner']\nexcept KeyError as e:\n    raise RuntimeError('outer') from e\n"
     info = make_error(run_user_code(tmp_path, code), root=str(tmp_path))
     assert info.line == 4
@@ -118,7 +118,7 @@ class Mute(Exception):
         raise RuntimeError("no")
 
 
-def test_an_exit_that_has_a_cause_says_it():
+def test_exit_with_a_cause_has_its_message():
     with pytest.raises(SystemExit) as ended:
         raise SystemExit(2) from ValueError("there is no file x")
     assert make_error(ended.value, root="").message == "there is no file x"
@@ -132,7 +132,7 @@ def test_an_exception_that_cannot_be_printed():
     assert "Mute" in info.traceback
 
 
-def test_everything_is_bounded(tmp_path):
+def test_all_fields_are_bounded(tmp_path):
     error = run_user_code(tmp_path, "raise ValueError('x' * 1_000_000)" + " " * 1000 + "\n")
     info = make_error(error, root=str(tmp_path))
     assert len(info.message) <= 4_000

@@ -1,4 +1,4 @@
-"""Ranks that end right after an exchange: torch's threads have let go of it before the interpreter ends."""
+"""Ranks that exit right after an exchange: torch's threads are done before the interpreter exits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="threads are put last by Linux's calls"),
 ]
 
-# an exit handler, since a rank that is done waits for its peers, in which its threads get on
+# An exit handler, because a finished rank waits for its peers, and its threads proceed meanwhile.
 SCRIPT = """
 import atexit, os, threading
 import torch, torch.distributed
@@ -34,7 +34,7 @@ for task in map(int, os.listdir("/proc/self/task")):
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_the_last_exchange_of_a_rank_does_not_abort_it(start, home, tmp_path, monkeypatch):
-    """Four of five such jobs would fail by SIGABRT; several, so that one is among them."""
+    """Without the fix, four of five such jobs fail with SIGABRT, so three runs are enough."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "windlass.toml").touch()
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -1,4 +1,4 @@
-"""Commands find `windlass` where it is not installed, and nothing else of the agent's archive."""
+"""Import shim: commands find `windlass` without an installation, and nothing else of the archive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ windlass.report(step=1)
 
 
 def look(tmp_path, *flags):
-    """What a command finds, in an interpreter that is started with these flags."""
+    """Return what a command finds in an interpreter started with these flags."""
     archive = tmp_path / "agent.pyz"
     archive.write_bytes(build_archive())
     code = LEND.format(archive=str(archive), folder=str(tmp_path / "lent"), flags=flags, then=LOOK)
@@ -35,7 +35,7 @@ def look(tmp_path, *flags):
     return json.loads(done.stdout)
 
 
-def test_where_windlass_is_not_installed(tmp_path):
+def test_windlass_is_found_without_an_installation(tmp_path):
     version, package, module, has_cloudpickle = look(tmp_path, "-S")
     assert version
     assert package == str(tmp_path / "agent.pyz" / "windlass" / "__init__.py")
@@ -43,7 +43,7 @@ def test_where_windlass_is_not_installed(tmp_path):
     assert not has_cloudpickle
 
 
-def test_an_installed_one_is_found_instead(tmp_path):
+def test_installed_windlass_is_preferred(tmp_path):
     _, package, module, has_cloudpickle = look(tmp_path)
     assert "agent.pyz" not in module
     assert not package.startswith(str(tmp_path))

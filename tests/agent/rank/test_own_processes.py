@@ -1,4 +1,4 @@
-"""With one rank, a script that starts its own processes works as under `python`: it is told of no store."""
+"""Single ranks whose script starts its own processes: they get no store, and work as under `python`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if __name__ == "__main__":
     main(sys.argv[1])
 """
 
-# what torch's own RPC examples do: variables of their own, then as many processes as they like
+# like torch's own RPC examples: own variables, then any number of processes
 RPC = """
 import os, sys, torch, torch.distributed.rpc as rpc, torch.multiprocessing as mp
 
@@ -53,7 +53,7 @@ if __name__ == "__main__":
     mp.spawn(work, args=(port, sys.argv[1]), nprocs=2)
 """
 
-# what imagenet's --multiprocessing-distributed does: the rank of the node times its processes
+# like imagenet's --multiprocessing-distributed: the rank of the node times its processes
 ENV = """
 import os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
 
@@ -96,13 +96,13 @@ def read(folder):
 
 
 @pytest.mark.parametrize("target", ["spawns.py", "-m counts"])
-def test_processes_that_meet_by_themselves(folder, target):
+def test_processes_that_meet_on_their_own(folder, target):
     assert wl.run(target, args=["out"], quiet=True, timeout_s=60) == [None]
     assert read(folder) == {"0": "3", "1": "3"}
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_a_function_that_starts_them(folder, start):
+def test_function_that_starts_processes(folder, start):
     wl.run("spawns.py::main", args=["out"], start=start, quiet=True, timeout_s=60)
     assert read(folder) == {"0": "3", "1": "3"}
 
@@ -112,12 +112,12 @@ def test_remote_procedure_calls(folder):
     assert read(folder) == {"rpc": "3"}
 
 
-def test_a_lone_rank_meets_itself_by_the_usual_variables(folder):
+def test_single_rank_can_initialize_by_its_variables(folder):
     assert wl.run("alone.py", args=["out"], quiet=True, timeout_s=60) == [None]
     assert read(folder) == {"alone": "0 1 0 1 False"}
 
 
-def test_more_ranks_find_the_store_as_ever(folder):
+def test_several_ranks_use_the_store(folder):
     def look():
         import os
 

@@ -1,4 +1,4 @@
-"""Modules of a project are never stale: read as they are on disk, reloaded in the order of imports."""
+"""Reloading: modules of a project are never stale, and are reloaded in the order of their imports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from windlass.agent.rank import reload
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A folder whose modules are imported freshly, in this process."""
+    """Yield a folder whose modules this process imports without stale bytecode."""
     folder = tmp_path / "project"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
@@ -28,13 +28,13 @@ def project(tmp_path, monkeypatch):
         del sys.path_importer_cache[path]
 
 
-def test_byte_code_older_than_its_source_does_not_count(project):
+def test_bytecode_older_than_its_source_is_ignored(project):
     path = project / "stale_one.py"
     path.write_text("VALUE = 1")
     py_compile.compile(str(path))
     stamp = path.stat().st_mtime_ns
     path.write_text("VALUE = 2")
-    os.utime(path, ns=(stamp + 1, stamp + 1_000_000_000))  # later than its byte code
+    os.utime(path, ns=(stamp + 1, stamp + 1_000_000_000))  # later than its bytecode
     os.utime(importlib.util.cache_from_source(str(path)), ns=(stamp, stamp))
     assert importlib.import_module("stale_one").VALUE == 2
 
@@ -53,7 +53,7 @@ def test_nothing_is_reloaded_when_nothing_changed(project):
     assert sys.modules["same_one"].VALUE is before
 
 
-def test_what_others_import_is_reloaded_first(project):
+def test_imported_modules_are_reloaded_first(project):
     (project / "low_one.py").write_text("VALUE = 1")
     (project / "top_one.py").write_text("from low_one import VALUE")
     top = importlib.import_module("top_one")
@@ -85,7 +85,7 @@ def test_other_folders_are_left_alone(project, tmp_path, monkeypatch):
     assert sys.modules["other_one"].VALUE == 1
 
 
-def test_an_object_gets_the_class_as_it_is(project):
+def test_object_gets_the_current_class(project):
     path = project / "class_one.py"
     path.write_text("class Thing:\n    def name(self): return 'old'\n")
     thing = importlib.import_module("class_one").Thing()

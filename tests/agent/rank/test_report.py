@@ -1,4 +1,4 @@
-"""wl.report: nothing outside a job, thinned inside one, and the last word is always heard."""
+"""`wl.report`: it does nothing outside a job, is rate-limited inside one, and keeps the last report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from windlass.wire import rank_reports as module
 
 @pytest.fixture
 def agent(monkeypatch):
-    """An agent's socket, and a process that is a rank to `wl.report`."""
+    """Yield an agent's socket, in a process that `wl.report` takes for a rank."""
     monkeypatch.setattr(module, "_reporter", None)
     with tempfile.TemporaryDirectory(prefix="wl") as folder:
         path = Path(folder) / "node.sock"
@@ -38,7 +38,7 @@ def agent(monkeypatch):
     module._reporter = None
 
 
-def heard(sock):
+def read_messages(sock):
     messages = []
     while True:
         try:
@@ -54,10 +54,10 @@ def test_outside_a_job_nothing_happens(monkeypatch):
     assert module._reporter.pending == []
 
 
-def test_a_report_says_who_where_and_what(agent):
+def test_report_has_rank_attempt_and_metrics(agent):
     before_s = time.time()
     wl.report(step=3, total=10, loss=0.25, name="x", done=False, nothing=None)
-    [message] = heard(agent)
+    [message] = read_messages(agent)
     assert before_s - 1 <= message.pop("at_s") <= time.time() + 1
     assert message == {
         "type": "report",
@@ -70,34 +70,34 @@ def test_a_report_says_who_where_and_what(agent):
 
 
 @pytest.mark.parametrize("with_step", [True, False])
-def test_many_reports_are_thinned(agent, with_step):
+def test_many_reports_are_rate_limited(agent, with_step):
     started_s = time.monotonic()
     for step in range(2000):
         wl.report(**({"step": step, "total": 5000} if with_step else {}), loss=step)
     passed_s = time.monotonic() - started_s
-    num_heard = len(heard(agent))
-    assert 1 <= num_heard <= 10 * passed_s + 2
+    num_messages = len(read_messages(agent))
+    assert 1 <= num_messages <= 10 * passed_s + 2
 
 
-def test_what_was_thinned_comes_with_the_next(agent):
+def test_skipped_values_come_with_the_next_report(agent):
     wl.report(step=1, total=10, first=1)
     wl.report(step=2, second=2)
     wl.report(third=3)
-    assert len(heard(agent)) == 1
+    assert len(read_messages(agent)) == 1
     wl.report(step=3)
     module._reporter.flush()
-    message, last = heard(agent)
+    message, last = read_messages(agent)
     assert (message["step"], message["total"]) == (2, 10)
     assert message["metrics"] == {"second": 2, "third": 3}
-    assert (last["step"], last["metrics"]) == (3, {})  # no value of another step
+    assert (last["step"], last["metrics"]) == (3, {})  # it has no value of another step
     module._reporter.flush()
-    assert heard(agent) == []
+    assert read_messages(agent) == []
 
 
-def test_the_last_step_is_never_thinned(agent):
+def test_last_step_is_never_skipped(agent):
     for step in range(1, 51):
         wl.report(step=step, total=50)
-    assert heard(agent)[-1]["step"] == 50
+    assert read_messages(agent)[-1]["step"] == 50
 
 
 def test_tensors_and_other_things(agent):
@@ -113,7 +113,7 @@ def test_tensors_and_other_things(agent):
         what=Path("/x"),
         nan=float("nan"),
     )
-    [message] = heard(agent)
+    [message] = read_messages(agent)
     assert (message["step"], message["total"]) == (4, 9)
     metrics = message["metrics"]
     assert (metrics["loss"], metrics["count"], metrics["what"]) == (0.5, 7, "/x")
@@ -121,33 +121,33 @@ def test_tensors_and_other_things(agent):
     assert metrics["nan"] != metrics["nan"]
 
 
-def test_misuse_is_told(agent):
+def test_misuse_raises(agent):
     with pytest.raises((TypeError, ValueError)):
         wl.report(step="three")
 
 
 def test_a_report_too_large_is_dropped_and_the_next_goes_through(agent):
     wl.report(step=1, text="x" * 100_000)
-    assert heard(agent) == []
+    assert read_messages(agent) == []
     module._reporter.sent_at_s = 0.0
     wl.report(step=2)
-    [message] = heard(agent)
+    [message] = read_messages(agent)
     assert (message["step"], message["metrics"]) == (2, {})
 
 
-def test_an_agent_without_room_does_not_block_and_is_told_later(agent):
+def test_full_socket_does_not_block_and_gets_the_report_later(agent):
     for _ in range(10_000):
         module._reporter and setattr(module._reporter, "sent_at_s", 0.0)
         wl.report(step=1, loss=0.5)
         if module._reporter.pending:
             break
     assert module._reporter.pending
-    assert heard(agent)
+    assert read_messages(agent)
     module._reporter.flush()
-    assert len(heard(agent)) == 1
+    assert len(read_messages(agent)) == 1
 
 
-def test_an_agent_that_is_gone_is_no_error(agent, monkeypatch):
+def test_missing_agent_is_not_an_error(agent, monkeypatch):
     monkeypatch.setenv(names.REPORT_SOCKET, "/nowhere/node.sock")
     assert wl.report(step=1) is None
     assert module._reporter.pending == []
@@ -155,15 +155,15 @@ def test_an_agent_that_is_gone_is_no_error(agent, monkeypatch):
 
 def test_a_forked_child_reports_for_itself(agent):
     wl.report(step=1, total=9)
-    wl.report(step=2, total=9)  # thinned, and the parent's to send
+    wl.report(step=2, total=9)  # skipped, and pending in the parent
     pid = os.fork()
     if pid == 0:
         wl.report(step=7)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
-    assert [message["step"] for message in heard(agent)] == [1, 7]
+    assert [message["step"] for message in read_messages(agent)] == [1, 7]
     module._reporter.flush()
-    assert [message["step"] for message in heard(agent)] == [2]
+    assert [message["step"] for message in read_messages(agent)] == [2]
 
 
 def test_the_last_report_is_flushed_at_exit(agent):
@@ -171,6 +171,6 @@ def test_the_last_report_is_flushed_at_exit(agent):
         "import windlass as wl\nfor step in range(1, 8): wl.report(step=step, total=100, loss=step)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    messages = heard(agent)
+    messages = read_messages(agent)
     assert [messages[0]["step"], messages[-1]["step"]] == [1, 7]
     assert messages[-1]["metrics"] == {"loss": 7}
