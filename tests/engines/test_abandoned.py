@@ -1,4 +1,4 @@
-"""Computes that never started and that nobody waits for are removed by who lists jobs; nothing else is."""
+"""Listing jobs removes computes that never started and are no longer waited for, and nothing else."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ LATER_S = UNTIL_S + 1.0
 
 
 def make_compute(name: str = "c-ab2cd", **counts: int) -> dict[str, Any]:
-    """The Job of a compute that keeps its place until `UNTIL_S`; `counts` are of its pods."""
+    """Return the Job of a compute that keeps its place until `UNTIL_S`. `counts` are its pods' counts."""
     plan = make_pod_plan(name, work=Calls(place_s=UNTIL_S))
     job = make_job(plan, files=FILES.names)
     job["metadata"] |= {"uid": f"uid-of-{name}", "resourceVersion": "7"}
     return {**job, "status": counts}
 
 
-def test_a_job_says_how_long_its_place_is_kept() -> None:
+def test_job_records_how_long_its_place_is_kept() -> None:
     assert make_compute()["metadata"]["annotations"][names.ANNOTATION_KEEP_PLACE] == "1000"
     for_ever = make_job(make_pod_plan(work=Calls(place_s=None)), files=FILES.names)
     assert names.ANNOTATION_KEEP_PLACE not in for_ever["metadata"]["annotations"]
     assert not is_abandoned(KUBERNETES, for_ever, LATER_S)
 
 
-def test_one_that_never_started_is_abandoned_in_time() -> None:
+def test_compute_that_never_started_is_abandoned_in_time() -> None:
     assert not is_abandoned(KUBERNETES, make_compute(), UNTIL_S - 1.0)
     assert is_abandoned(KUBERNETES, make_compute(), LATER_S)
     assert is_abandoned(KUBERNETES, make_compute(active=2, ready=0), LATER_S), (
@@ -52,11 +52,11 @@ def test_one_that_never_started_is_abandoned_in_time() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ready", "failed", "succeeded", "terminating"])
-def test_one_whose_pods_ran_is_not(kind: str) -> None:
+def test_compute_whose_pods_ran_is_not_abandoned(kind: str) -> None:
     assert not is_abandoned(KUBERNETES, make_compute(**{kind: 1}), LATER_S)
 
 
-def test_only_computes_that_live_are() -> None:
+def test_only_live_computes_are_abandoned() -> None:
     about = make_compute()["metadata"]
     ended = {**make_fake_job("c", {"type": "Failed"}), "metadata": about}
     assert not may_be_live_compute(KUBERNETES, ended)
@@ -65,7 +65,7 @@ def test_only_computes_that_live_are() -> None:
     assert not may_be_live_compute(KUBERNETES, command)
 
 
-def test_what_is_abandoned_goes_as_it_was_seen(tmp_path) -> None:
+def test_abandoned_compute_is_removed_only_if_unchanged(tmp_path) -> None:
     gone, used = make_compute("gone-ab2cd"), make_compute("used-ab2cd", ready=1)
     with fake_cluster() as cluster:
         api = connect_to(cluster.url, tmp_path)
@@ -76,22 +76,22 @@ def test_what_is_abandoned_goes_as_it_was_seen(tmp_path) -> None:
     assert seen == {"uid": "uid-of-gone-ab2cd", "resourceVersion": "7"}, "not if somebody came"
 
 
-def test_one_that_may_not_be_removed_is_listed(tmp_path) -> None:
+def test_compute_that_may_not_be_removed_is_listed(tmp_path) -> None:
     with serve(refuse(403, "Forbidden", "you may not")) as server:
         api = connect_to(server.url, tmp_path)
         assert remove_abandoned(api, KUBERNETES, [make_compute()]) == [make_compute()]
 
 
 def make_half_submitted(**asked: Any) -> dict[str, Any]:
-    """The Job of a submit that broke off before it was started."""
+    """Return the Job of a submit that was interrupted before the job started."""
     job = make_job(make_pod_plan(**asked), files=FILES.names, submit="a-mark")
     job["metadata"] |= {"uid": "u", "resourceVersion": "7"}
     job["metadata"]["creationTimestamp"] = "1970-01-01T00:00:00Z"
     return job
 
 
-def test_a_submit_that_broke_off_has_an_end(tmp_path: Path) -> None:
-    """It never starts by itself, and its Secret would stay for ever."""
+def test_interrupted_submit_is_removed(tmp_path: Path) -> None:
+    """It never starts by itself, and its Secret would stay forever."""
     job = make_half_submitted()
     assert not is_half_submitted(KUBERNETES, job, HALF_SUBMITTED_S - 1.0), "it may be under way"
     assert is_half_submitted(KUBERNETES, job, HALF_SUBMITTED_S + 1.0)
@@ -102,8 +102,8 @@ def test_a_submit_that_broke_off_has_an_end(tmp_path: Path) -> None:
     assert removed.body["preconditions"] == {"uid": "u", "resourceVersion": "7"}
 
 
-def test_what_somebody_suspended_himself_stays() -> None:
-    """A submit that was complete has taken its mark off; Kueue's jobs are Kueue's."""
+def test_jobs_suspended_by_others_stay() -> None:
+    """A complete submit has removed its mark. Jobs in a queue are managed by Kueue."""
     complete = make_half_submitted()
     del complete["metadata"]["annotations"][names.ANNOTATION_SUBMIT]
     running = make_half_submitted()
@@ -112,7 +112,7 @@ def test_what_somebody_suspended_himself_stays() -> None:
         assert not is_half_submitted(KUBERNETES, job, HALF_SUBMITTED_S + 1.0)
 
 
-def test_an_end_is_kept_as_long_as_was_asked_where_the_cluster_does_not_count(tmp_path) -> None:
+def test_ended_trainjob_is_kept_for_its_ttl(tmp_path) -> None:
     """A TrainJob has no time to live of its own."""
     job = TRAINJOB.render(make_pod_plan(ttl_s=60.0), FILES.names, "")
     job["metadata"] |= {"uid": "u", "resourceVersion": "7"}
@@ -128,7 +128,7 @@ def test_an_end_is_kept_as_long_as_was_asked_where_the_cluster_does_not_count(tm
     assert not is_expired(TRAINJOB, {**for_ever, "status": job["status"]}, LATER_S)
 
 
-def test_a_runtime_whose_trainjob_never_came_has_an_end(tmp_path) -> None:
+def test_runtime_without_its_trainjob_is_removed(tmp_path) -> None:
     source = SHIPPED[RUNTIME]
     left = render_runtime(make_pod_plan("left-ab2cd"), FILES.names, "a-mark", source)
     exported = render_runtime(make_pod_plan("exported-ab2cd"), FILES.names, "", source)

@@ -1,4 +1,4 @@
-"""Objects that others made, without a cluster: what their pods show becomes a status, lines and a reason."""
+"""Objects of other tools, without a cluster: status, logs and reason are derived from their pods."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def wait_for_status(engine: ClusterEngine, is_so: Any, what: str) -> JobStatus:
     return engine.status(REF)
 
 
-def test_its_pods_are_its_nodes_the_master_first(engine, cluster):
+def test_nodes_are_the_pods_with_the_master_first(engine, cluster):
     put_job(cluster, "Created", "Running")
     running = {"running": {"startedAt": AT}}
     cluster.put(
@@ -103,14 +103,14 @@ def test_its_pods_are_its_nodes_the_master_first(engine, cluster):
 
 
 @pytest.mark.parametrize(("condition", "phase"), [("Succeeded", "succeeded"), ("Failed", "failed")])
-def test_its_end_is_what_its_object_says(engine, cluster, condition, phase):
+def test_end_is_read_from_the_object(engine, cluster, condition, phase):
     put_job(cluster, condition)
     status = wait_for_status(engine, lambda s: s.phase.is_final, "it has ended")
     assert status.phase.value == phase
     assert status.ended_at_s == status.created_at_s
 
 
-def test_a_pod_that_failed_is_named_with_its_exit_code(engine, cluster):
+def test_failed_pod_is_named_with_its_exit_code(engine, cluster):
     put_job(cluster, "Failed")
     ended = {"terminated": {"exitCode": 100, "finishedAt": AT}}
     cluster.put("pods", make_pod(WORKER, "Failed", **ended))
@@ -121,7 +121,7 @@ def test_a_pod_that_failed_is_named_with_its_exit_code(engine, cluster):
     assert status.verdict.next == "windlass logs torchrun-cpu -e pytorchjob"
 
 
-def test_one_that_is_suspended_says_so_and_nobody_calls_it_half_made(engine, cluster):
+def test_suspended_job_is_not_called_half_submitted(engine, cluster):
     put_job(cluster, "Suspended", suspend=True)
     status = wait_for_status(engine, lambda s: len(s.conditions) > 1, "what holds it back is known")
     blocker = status.conditions[-1]
@@ -129,7 +129,7 @@ def test_one_that_is_suspended_says_so_and_nobody_calls_it_half_made(engine, clu
     assert "kubectl edit pytorchjob torchrun-cpu" in blocker.hint
 
 
-def test_its_pods_lines_are_merged_by_time_and_taken_once(engine, cluster):
+def test_logs_of_pods_are_merged_by_time_without_duplicates(engine, cluster):
     put_job(cluster, "Running")
     cluster.put("pods", make_pod(MASTER, "Running"), make_pod(WORKER, "Running"))
     cluster.logs[MASTER] = b"2026-01-31T12:00:01.5Z one\n2026-01-31T12:00:03.123456789Z three\n"
@@ -145,15 +145,13 @@ def test_its_pods_lines_are_merged_by_time_and_taken_once(engine, cluster):
     assert only.text == "four"
 
 
-def test_it_has_no_results(engine, cluster):
+def test_adopted_job_has_no_results(engine, cluster):
     put_job(cluster, "Succeeded")
-    with pytest.raises(
-        NotOurs, match="was not made by Windlass: it has no plan and no re"
-    ):
+    with pytest.raises(NotOurs, match="was not made by Windlass: it has no plan and no re"):
         engine.results(REF)
 
 
-def test_to_cancel_it_is_to_delete_it(engine, cluster):
+def test_cancel_deletes_the_object(engine, cluster):
     put_job(cluster, "Running")
     assert not engine.status(REF).phase.is_final
     engine.cancel(REF, why="enough")
@@ -163,7 +161,7 @@ def test_to_cancel_it_is_to_delete_it(engine, cluster):
 
 
 @pytest.mark.parametrize("condition", ["Succeeded", "Failed"])
-def test_to_cancel_one_that_has_ended_leaves_it_and_its_logs(engine, cluster, condition):
+def test_cancel_keeps_an_ended_job_and_its_logs(engine, cluster, condition):
     put_job(cluster, condition)
     engine.cancel(REF, why="enough")
     assert cluster.names() == [f"pytorchjobs/{REF.job_id}"]
@@ -171,9 +169,7 @@ def test_to_cancel_one_that_has_ended_leaves_it_and_its_logs(engine, cluster, co
 
 
 @pytest.mark.parametrize(("condition", "options"), [("Running", " -f"), ("Succeeded", "")])
-def test_the_next_step_names_its_engine_since_nothing_is_known_of_it_here(
-    engine, cluster, condition, options
-):
+def test_next_step_names_the_engine(engine, cluster, condition, options):
     put_job(cluster, condition)
     running = {"running": {"startedAt": AT}}
     pods = [make_pod(name, "Running", **running) for name in (MASTER, WORKER)]
@@ -182,25 +178,25 @@ def test_the_next_step_names_its_engine_since_nothing_is_known_of_it_here(
     assert explain(status, now_s=0.0).next == f"windlass logs torchrun-cpu -e pytorchjob{options}"
 
 
-def test_it_is_found_by_its_name_and_not_listed(cluster, settings):
+def test_adopted_job_is_found_by_name_but_not_listed(cluster, settings):
     put_job(cluster, "Succeeded")
     job = find_job("torchrun-cpu", settings)
     assert job.status().phase is Phase.SUCCEEDED
 
 
-def test_what_others_made_of_a_kind_that_is_not_adopted_is_left_alone(cluster, settings):
+def test_foreign_object_of_another_kind_is_refused(cluster, settings):
     cluster.put("jobs", {"metadata": {"name": REF.job_id, "uid": "u2", "creationTimestamp": AT}})
     with pytest.raises(NotOurs):
         ClusterEngine(KUBERNETES, settings).status(REF)
 
 
-def test_a_field_that_guides_misspell_is_understood_and_told(engine, cluster):
-    """The API server dropped it; kubectl has written down what was applied."""
+def test_misspelled_field_of_the_guides_is_reported(engine, cluster):
+    """The API server drops the field, but kubectl has recorded what was applied."""
     put_job(cluster)
     (body,) = cluster.objects["pytorchjobs"]
     applied = json.dumps({"spec": {"nProcPerNode": "2"}})
     body["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": applied}
     cluster.put("pytorchjobs", body)
-    told = engine.status(REF).conditions[0].message
-    assert "nProcPerNode: 2 in its file has no effect, and nprocPerNode is auto" in told
-    assert 'write nprocPerNode: "2"' in told
+    message = engine.status(REF).conditions[0].message
+    assert "nProcPerNode: 2 in its file has no effect, and nprocPerNode is auto" in message
+    assert 'write nprocPerNode: "2"' in message

@@ -1,4 +1,4 @@
-"""RayClusters and RayJobs that others made, without a cluster: pods without an index, any containers."""
+"""RayClusters and RayJobs of other tools, without a cluster: pods without an index, and any containers."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def nodes_of(status: JobStatus) -> dict[int, str]:
     return {node.index: node.name for node in status.nodes}
 
 
-def test_the_head_is_node_0_and_workers_are_numbered_as_they_come(engine, cluster):
+def test_head_is_node_0_and_workers_are_numbered_by_age(engine, cluster):
     put_cluster(cluster, "mine")
     first, second = (make_pod(name, "mine", "worker", at) for name, at in (("w-b", 1), ("w-a", 2)))
     cluster.put("pods", second, first, make_pod("head", "mine", "head", at=3))
@@ -96,7 +96,7 @@ def test_the_head_is_node_0_and_workers_are_numbered_as_they_come(engine, cluste
     assert "3 of 3 pods run; it was not made by Windlass" in status.conditions[0].message
 
 
-def test_a_pod_in_anothers_place_has_its_number(engine, cluster):
+def test_replacement_pod_gets_the_free_number(engine, cluster):
     put_cluster(cluster, "mine")
     first, second, third = (
         make_pod(name, "mine", "worker", at) for at, name in enumerate(("w-a", "w-b", "w-c"))
@@ -108,7 +108,7 @@ def test_a_pod_in_anothers_place_has_its_number(engine, cluster):
     wait_for_status(engine, CLUSTER, lambda s: nodes_of(s) == is_there, "it has taken its place")
 
 
-def test_lines_are_those_of_the_first_container_whatever_it_is_called(engine, cluster):
+def test_logs_are_read_from_the_first_container(engine, cluster):
     put_cluster(cluster, "mine")
     cluster.put("pods", make_pod("head", "mine", "head"))
     cluster.logs["head"] = f"{AT} started\n".encode()
@@ -117,7 +117,7 @@ def test_lines_are_those_of_the_first_container_whatever_it_is_called(engine, cl
     assert asked.params["container"] == "ray-head"
 
 
-def test_a_ray_job_has_the_pods_of_its_cluster_and_the_one_that_submits(engine, cluster):
+def test_ray_job_has_the_pods_of_its_cluster_and_the_submitter(engine, cluster):
     put_job(cluster, jobStatus="RUNNING", jobDeploymentStatus="Running")
     own = [make_pod(kind, "hand-x2x3x", kind, at) for at, kind in enumerate(("head", "worker"))]
     cluster.put(
@@ -145,12 +145,12 @@ def test_the_end_of_a_ray_job(engine, cluster, said, phase):
         assert status.verdict.message == "AppFailed: exit code 1"
 
 
-def test_a_name_that_nobody_has(engine):
+def test_unknown_name(engine):
     with pytest.raises(JobNotFound, match="there is no job 'hand'"):
         engine.status(JOB)
 
 
-def test_what_is_removed_is_the_object_that_was_looked_at(engine, cluster):
+def test_remove_deletes_the_ray_job(engine, cluster):
     put_job(cluster, jobStatus="SUCCEEDED", jobDeploymentStatus="Complete")
     wait_for_status(engine, JOB, lambda s: s.phase.is_final, "it has ended")
     engine.remove(JOB)

@@ -1,4 +1,4 @@
-"""The line to a lead: a real door behind real TLS, a folder that becomes the same, and breaks in between."""
+"""The connection to a lead over real TLS: a folder is copied to the client, and the connection breaks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tls_peers import JOB, connect_lead, secure, until
 
 from windlass import names
 from windlass.agent.link import agent_link
-from windlass.engines.cluster import lead_sync as lines
+from windlass.engines.cluster import lead_sync
 from windlass.engines.cluster.lead_sync import LeadSync
 from windlass.errors import EngineError
 from windlass.kube.client.api_errors import Unreachable
@@ -47,15 +47,16 @@ def read_all(folder):
 
 
 class Client:
-    """A client's folder, and the line that fills it."""
+    """A client's folder, and the LeadSync that fills it."""
 
     def __init__(self, scene, tmp_path, *, make=LeadSync, job_id=JOB):
         self.folder = JobFolder(tmp_path / "client")
         self.folder.path.mkdir(exist_ok=True)
         self.scene = scene
         self.num_dials = 0
-        self.dials: list[object] = []  # what the next ones get instead of the lead
-        self.line = make(job_id, self.folder, self.dial)
+        # returned by the next dials instead of a connection to the lead
+        self.dials: list[object] = []
+        self.sync = make(job_id, self.folder, self.dial)
 
     def dial(self):
         self.num_dials += 1
@@ -72,17 +73,17 @@ class Client:
         return None
 
     def cut(self):
-        """As a port-forward that breaks."""
+        """Break the connection, as a failing port-forward does."""
         for link in list(self.scene.lead_server._links):
             link._transport.abort()
 
     async def close(self):
-        await asyncio.to_thread(self.line.close)
-        assert not self.line._thread.is_alive()
+        await asyncio.to_thread(self.sync.close)
+        assert not self.sync._thread.is_alive()
 
 
-def on_line(tmp_path, visit, plan=None, **about):
-    """Open a door, connect a client to it, and let `visit(scene, client)` happen."""
+def run_with_client(tmp_path, visit, plan=None, **about):
+    """Start a lead server, connect a client to it and run `visit(scene, client)`."""
     is_ready = about.pop("is_ready", True)
 
     async def run(scene):
@@ -98,9 +99,9 @@ def on_line(tmp_path, visit, plan=None, **about):
 # -- copying -------------------------------------------------------------------------------------
 
 
-def test_the_folder_becomes_the_leads(tmp_path):
+def test_folder_is_copied_from_the_lead(tmp_path):
     async def visit(scene, client):
-        await until(lambda: client.line.is_up, "the line is up")
+        await until(lambda: client.sync.is_up, "the client is connected")
         put(scene.folder, names.STATUS_FILE, RUNNING)
         add(scene.folder, LOG, b"one\n")
         await until(lambda: client.read(LOG) == b"one\n", "the first line")
@@ -109,16 +110,16 @@ def test_the_folder_becomes_the_leads(tmp_path):
         put(scene.folder, names.STATUS_FILE, SUCCEEDED)
         await until(lambda: client.read(names.STATUS_FILE) == SUCCEEDED, "the last status")
         assert read_all(client.folder) == read_all(scene.folder)
-        assert client.line.is_synced.is_set()
+        assert client.sync.is_synced.is_set()
         await until(lambda: not scene.lead_server._readers, "who has read all hangs up by itself")
-        await until(lambda: not client.line._thread.is_alive(), "its thread ends too")
+        await until(lambda: not client.sync._thread.is_alive(), "its thread ends too")
         assert client.num_dials == 1
 
-    on_line(tmp_path, visit)
+    run_with_client(tmp_path, visit)
 
 
-def test_it_comes_back_after_every_break(tmp_path):
-    """Whatever was written meanwhile: nothing is lost, nothing comes twice."""
+def test_client_reconnects_after_every_break(tmp_path):
+    """Nothing that was written in between is lost or duplicated."""
     draw = random.Random(0)
 
     async def visit(scene, client):
@@ -135,14 +136,14 @@ def test_it_comes_back_after_every_break(tmp_path):
         assert read_all(client.folder) == read_all(scene.folder)
         assert client.num_dials == 13
 
-    on_line(tmp_path, visit)
+    run_with_client(tmp_path, visit)
 
 
-def test_a_second_client_of_the_folder_goes_on_where_the_first_was(tmp_path):
+def test_second_client_of_the_folder_resumes(tmp_path):
     async def visit(scene, client):
         add(scene.folder, LOG, b"one\n")
         put(scene.folder, names.STATUS_FILE, RUNNING)
-        await until(client.line.is_synced.is_set, "a status")
+        await until(client.sync.is_synced.is_set, "a status")
         await client.close()
         add(scene.folder, LOG, b"two\n")
         put(scene.folder, names.STATUS_FILE, SUCCEEDED)
@@ -151,94 +152,93 @@ def test_a_second_client_of_the_folder_goes_on_where_the_first_was(tmp_path):
         assert again.read(LOG) == b"one\ntwo\n"
         await again.close()
 
-    on_line(tmp_path, visit)
+    run_with_client(tmp_path, visit)
 
 
-def test_while_there_is_no_lead_it_tries_on(tmp_path):
+def test_client_retries_while_there_is_no_lead(tmp_path):
     async def visit(scene, client):
-        await until(lambda: client.line.is_up, "the line is up")
+        await until(lambda: client.sync.is_up, "the client is connected")
         client.dials += [None, OSError("no route"), EngineError("no such pod"), None]
         client.cut()
-        await until(lambda: client.num_dials == 6 and client.line.is_up, "it is up again")
+        await until(lambda: client.num_dials == 6 and client.sync.is_up, "it is up again")
         add(scene.folder, LOG, b"one\n")
         await until(lambda: client.read(LOG) == b"one\n", "it copies")
 
-    on_line(tmp_path, visit)
+    run_with_client(tmp_path, visit)
 
 
-def test_a_lead_that_falls_silent_is_dialled_again(tmp_path, monkeypatch):
+def test_silent_lead_is_dialled_again(tmp_path, monkeypatch):
     monkeypatch.setattr(agent_link, "HEARTBEAT_S", 600.0)
-    monkeypatch.setattr(lines, "_SILENCE_S", 0.3)
+    monkeypatch.setattr(lead_sync, "_SILENCE_S", 0.3)
 
     async def visit(_scene, client):
         await until(lambda: client.num_dials >= 2, "it dials again")
 
-    on_line(tmp_path, visit)
+    run_with_client(tmp_path, visit)
 
 
-def test_it_is_not_up_while_it_is_down(tmp_path):
+def test_is_up_is_false_during_a_break(tmp_path):
     async def visit(_scene, client):
-        await until(lambda: client.line.is_up, "the line is up")
+        await until(lambda: client.sync.is_up, "the client is connected")
         client.dials += [OSError("no route")] * 1000
         client.cut()
-        await until(lambda: not client.line.is_up, "the line is down")
+        await until(lambda: not client.sync.is_up, "the client is disconnected")
         client.dials.clear()
-        await until(lambda: client.line.is_up, "the line is up again")
+        await until(lambda: client.sync.is_up, "the client is connected again")
 
-    on_line(tmp_path, visit)
+    run_with_client(tmp_path, visit)
 
 
-def test_what_does_not_fit_here_is_told_and_comes_once_there_is_room(
-    tmp_path, monkeypatch, caplog, room
-):
-    monkeypatch.setattr(lines, "_NO_ROOM_PAUSE_S", 0.01)
+def test_full_disk_is_reported_and_copying_resumes(tmp_path, monkeypatch, caplog, room):
+    monkeypatch.setattr(lead_sync, "_NO_ROOM_PAUSE_S", 0.01)
 
     async def visit(scene, client):
-        await until(lambda: client.line.is_up, "the line is up")
+        await until(lambda: client.sync.is_up, "the client is connected")
         put(scene.folder, RESULT, b"v" * 3_000_000)
         room(1_500_000)
         put(scene.folder, names.STATUS_FILE, SUCCEEDED)
-        await until(lambda: client.line.cannot_keep is not None, "it says what it lacks")
-        error = client.line.cannot_keep
+        await until(lambda: client.sync.cannot_keep is not None, "the full disk is reported")
+        error = client.sync.cannot_keep
         assert error.message == f"cannot write to {tmp_path}/client: File too large"
         assert names.HOME in error.hint
         await until(lambda: client.num_dials > 3, "it tries again")
         assert caplog.text.count("cannot write to") == 1
-        assert client.read(names.STATUS_FILE) != SUCCEEDED  # which would say that all is here
+        # this status would mean that everything was copied
+        assert client.read(names.STATUS_FILE) != SUCCEEDED
         room(None)
         await until(lambda: client.read(names.STATUS_FILE) == SUCCEEDED, "the last status")
         assert client.read(RESULT) == b"v" * 3_000_000
-        await until(lambda: client.line.cannot_keep is None, "nothing is missing any more")
+        await until(lambda: client.sync.cannot_keep is None, "nothing is missing any more")
         assert not list(client.folder.path.rglob("*.part"))
 
-    on_line(tmp_path, visit)
+    run_with_client(tmp_path, visit)
 
 
-def test_the_lead_is_told_that_all_was_read(tmp_path):
+def test_lead_learns_that_everything_was_read(tmp_path):
     async def visit(scene, client):
-        await until(lambda: client.line.is_up, "the line is up")
+        await until(lambda: client.sync.is_up, "the client is connected")
         put(scene.folder, names.STATUS_FILE, RUNNING)
-        await until(client.line.is_synced.is_set, "a status")
+        await until(client.sync.is_synced.is_set, "a status")
         assert not scene.lead_server._is_read
         put(scene.folder, RESULT, b"v" * 3_000_000)
         put(scene.folder, names.STATUS_FILE, SUCCEEDED)
         await until(lambda: scene.lead_server._is_read, "the lead knows")
         assert client.read(RESULT) == b"v" * 3_000_000
 
-    on_line(tmp_path, visit)
+    run_with_client(tmp_path, visit)
 
 
-def test_that_nobody_answers_is_known_until_somebody_does(tmp_path):
+def test_unreachable_is_set_until_the_lead_answers(tmp_path):
     async def visit(_scene, client):
-        await until(lambda: client.line.is_up, "the line is up")
+        await until(lambda: client.sync.is_up, "the client is connected")
         client.dials += [Unreachable("cannot reach it: connection refused")] * 3
         client.cut()
-        await until(lambda: client.line.unreachable is not None, "nobody answers")
-        assert client.line.unreachable.message == "cannot reach it: connection refused"
-        await until(lambda: client.line.is_up, "the line is up again")
-        assert client.line.unreachable is None
+        await until(lambda: client.sync.unreachable is not None, "the lead is unreachable")
+        assert client.sync.unreachable.message == "cannot reach it: connection refused"
+        await until(lambda: client.sync.is_up, "the client is connected again")
+        assert client.sync.unreachable is None
 
-    on_line(tmp_path, visit)
+    run_with_client(tmp_path, visit)
 
 
 # -- orders --------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_that_nobody_answers_is_known_until_somebody_does(tmp_path):
 @pytest.mark.parametrize("now", [False, True])
 def test_cancelling(tmp_path, now):
     async def visit(scene, client):
-        client.line.cancel(now=now, why="enough")  # whether it is up by now or not
+        client.sync.cancel(now=now, why="enough")  # whether it is connected by now or not
         await until(lambda: scene.lead.stop.is_asked, "the lead has heard")
         stop = scene.lead.stop.verdict
         assert (stop.kind, stop.message, scene.lead.stop.now) == (
@@ -256,10 +256,10 @@ def test_cancelling(tmp_path, now):
             now,
         )
 
-    on_line(tmp_path, visit)
+    run_with_client(tmp_path, visit)
 
 
-def test_an_order_is_not_lost_with_the_connection(tmp_path):
+def test_order_survives_a_broken_connection(tmp_path):
     class BreaksOnce(LeadSync):
         has_broken = False
 
@@ -270,33 +270,33 @@ def test_an_order_is_not_lost_with_the_connection(tmp_path):
             LeadSync._send(connection, message, body)
 
     async def visit(scene, client):
-        await until(lambda: client.line.is_up, "the line is up")
-        client.line.cancel(now=False, why="enough")
+        await until(lambda: client.sync.is_up, "the client is connected")
+        client.sync.cancel(now=False, why="enough")
         await until(lambda: scene.lead.stop.is_asked, "the lead has heard")
         assert client.num_dials == 2
 
-    on_line(tmp_path, visit, make=BreaksOnce)
+    run_with_client(tmp_path, visit, make=BreaksOnce)
 
 
-def test_what_was_ordered_is_heard_though_it_hangs_up(tmp_path):
-    """Also by a lead that is busy, and speaks before it listens: a write into a closed socket ends a link."""
+def test_order_arrives_although_the_client_hangs_up(tmp_path):
+    """A busy lead may write before it reads. A write into a closed socket ends a link."""
 
     async def visit(scene, client):
-        await until(lambda: client.line.is_up, "the line is up")
-        client.line.cancel(now=False, why="and goodbye")
-        client.line.let_go()
-        client.line._thread.join(0.5)  # the loop stands still: the lead is busy for so long
+        await until(lambda: client.sync.is_up, "the client is connected")
+        client.sync.cancel(now=False, why="and goodbye")
+        client.sync.let_go()
+        client.sync._thread.join(0.5)  # blocks the event loop, so the lead is busy during this time
         for _ in range(3):
             for link in scene.lead_server._links:
                 link.send({"type": "heartbeat"})
         await until(lambda: scene.lead.stop.is_asked, "the lead has heard")
         assert scene.lead.stop.verdict.message == "and goodbye"
 
-    on_line(tmp_path, visit)
+    run_with_client(tmp_path, visit)
 
 
 def relay(port):
-    """A way to the lead that passes on everything but the end of what we send, as a port-forward does."""
+    """Return a connection to the lead that, like a port-forward, does not forward the end of our stream."""
     ours, theirs = socket.socketpair()
     far = socket.create_connection(("127.0.0.1", port), timeout=20)
 
@@ -313,36 +313,36 @@ def relay(port):
     return ours
 
 
-def test_the_lead_hears_that_it_hangs_up_through_a_port_forward(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "_FINISH_S", 600.0)
+def test_lead_notices_a_hangup_through_a_port_forward(tmp_path, monkeypatch):
+    monkeypatch.setattr(lead_sync, "_FINISH_S", 600.0)
 
     async def visit(scene, client):
-        await until(lambda: client.line.is_up, "the line is up")
+        await until(lambda: client.sync.is_up, "the client is connected")
         client.dials.append(relay(scene.port))
         client.cut()
-        await until(lambda: client.num_dials == 2 and client.line.is_up, "it is up again")
-        client.line.let_go()
+        await until(lambda: client.num_dials == 2 and client.sync.is_up, "it is up again")
+        client.sync.let_go()
         await until(lambda: not scene.lead_server._readers, "the lead has heard that it is gone")
-        await until(lambda: not client.line._thread.is_alive(), "its thread has ended")
+        await until(lambda: not client.sync._thread.is_alive(), "its thread has ended")
 
-    on_line(tmp_path, visit)
+    run_with_client(tmp_path, visit)
 
 
-def test_a_lease_is_held_through_breaks_and_let_go_in_the_end(tmp_path):
+def test_lease_survives_breaks_and_is_released_at_the_end(tmp_path):
     async def visit(scene, client):
-        client.line.hold_lease(True)
+        client.sync.hold_lease(True)
         await until(lambda: scene.lead_server._num_leases == 1, "it holds a lease")
         client.cut()
-        await until(lambda: client.num_dials > 1 and client.line.is_up, "it has come back")
+        await until(lambda: client.num_dials > 1 and client.sync.is_up, "it has come back")
         await until(lambda: scene.lead_server._num_leases == 1, "it still holds it, once")
-        client.line.hold_lease(False)
+        client.sync.hold_lease(False)
         await until(lambda: scene.lead_server._num_leases == 0, "it has let go")
-        client.line.hold_lease(True)
+        client.sync.hold_lease(True)
         await until(lambda: scene.lead_server._num_leases == 1, "it holds it again")
         await client.close()
-        await until(lambda: scene.lead_server._num_leases == 0, "it has let go with the line")
+        await until(lambda: scene.lead_server._num_leases == 0, "the lease ended with the connection")
 
-    on_line(tmp_path, visit)
+    run_with_client(tmp_path, visit)
 
 
 # -- inputs --------------------------------------------------------------------------------------
@@ -362,13 +362,13 @@ def test_inputs_are_sent_to_a_lead_that_wants_them(tmp_path):
         await until(lambda: scene.lead.nodes.prepared() == [0], "the lead is prepared")
         assert scene.folder.payload.read_bytes() == data
         client.cut()
-        await until(lambda: client.num_dials > 1 and client.line.is_up, "it has come back")
+        await until(lambda: client.num_dials > 1 and client.sync.is_up, "it has come back")
         assert scene.folder.payload.read_bytes() == data
 
-    on_line(tmp_path, visit, make_plan_with(data), is_ready=False)
+    run_with_client(tmp_path, visit, make_plan_with(data), is_ready=False)
 
 
-def test_why_it_was_refused_is_said(tmp_path, caplog):
+def test_reason_of_a_refusal_is_logged(tmp_path, caplog):
     (tmp_path / "client").mkdir()
     (tmp_path / "client" / names.PAYLOAD_FILE).write_bytes(b"changed since")
 
@@ -376,16 +376,16 @@ def test_why_it_was_refused_is_said(tmp_path, caplog):
         await until(lambda: client.num_dials > 1, "it was refused, and tries again")
         assert "payload.pkl is not the one that was planned" in caplog.text
 
-    on_line(tmp_path, visit, make_plan_with(b"as planned"), is_ready=False)
+    run_with_client(tmp_path, visit, make_plan_with(b"as planned"), is_ready=False)
 
 
 # -- the end -------------------------------------------------------------------------------------
 
 
-def test_closing_does_not_wait_for_a_lead(tmp_path):
+def test_close_does_not_wait_for_a_lead(tmp_path):
     async def visit(_scene, client):
         client.dials += [None] * 1000
         client.cut()
         await client.close()
 
-    on_line(tmp_path, visit)
+    run_with_client(tmp_path, visit)

@@ -1,4 +1,4 @@
-"""The local engine: what is not there, what may not be done, and disks and folders that say no."""
+"""The local engine: unknown jobs, refused operations, and problems with disks and folders."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_references_print_as_urls():
     assert str(JobRef("local", "train-abc")) == "local://train-abc"
 
 
-# -- what is there ---------------------------------------------------------------------------------
+# -- existing jobs ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("job_id", ["nope", "", "..", "a/b", "/etc"])
@@ -86,7 +86,7 @@ def test_an_unknown_job(engine, job_id):
         assert caught.value.hint == "windlass ls shows what is there"
 
 
-def test_a_job_of_nearly_that_name_is_suggested(engine):
+def test_similar_job_id_is_suggested(engine):
     job = wl.submit(work.rank)
     job.wait(30)
     with pytest.raises(wl.JobNotFound) as caught:
@@ -94,12 +94,12 @@ def test_a_job_of_nearly_that_name_is_suggested(engine):
     assert caught.value.hint == f"did you mean {job.id}?"
 
 
-def test_no_home_is_no_jobs(engine, home):
+def test_missing_home_means_no_jobs(engine, home):
     assert engine.jobs() == []
     assert not home.exists()
 
 
-def test_jobs_newest_first_and_strangers_are_ignored(engine, home):
+def test_jobs_are_newest_first_and_foreign_folders_ignored(engine, home):
     for name, age_s in (("old", 100), ("new", 1), ("mid", 50)):
         (home / "jobs" / name).mkdir(parents=True)
         (home / "jobs" / name / "plan.json").write_text("{}")
@@ -109,13 +109,13 @@ def test_jobs_newest_first_and_strangers_are_ignored(engine, home):
     assert [ref.job_id for ref in engine.jobs()] == ["new", "mid", "old"]
 
 
-def test_rendering_is_the_plan(engine, prepared, home):
+def test_render_returns_the_plan(engine, prepared, home):
     [document] = engine.render(prepared.plan)
     assert document == {"kind": "Plan", **records.to_json(prepared.plan)}
     assert not home.exists()
 
 
-# -- what may not be done --------------------------------------------------------------------------
+# -- refused operations ----------------------------------------------------------------------------
 
 
 def test_a_running_job_is_not_removed(home):
@@ -132,7 +132,7 @@ def test_a_running_job_is_not_removed(home):
     assert not (home / "jobs" / job.id).exists()
 
 
-def test_the_same_plan_twice_is_refused_and_the_first_job_is_kept(engine, prepared):
+def test_second_start_of_a_plan_is_refused(engine, prepared):
     job = prepared.start()
     assert job.results(timeout_s=30) == [0]
     with pytest.raises(wl.EngineError, match=r"there is a job .* already"):
@@ -140,7 +140,7 @@ def test_the_same_plan_twice_is_refused_and_the_first_job_is_kept(engine, prepar
     assert job.results() == [0]
 
 
-def test_the_same_plan_while_it_runs(prepared, tmp_path):
+def test_second_start_of_a_running_plan_is_refused(prepared, tmp_path):
     flag = tmp_path / "flag"
     prepared = prepare_job(work.wait_and_return, (str(flag),), detach=True, flags={})
     job = prepared.start()
@@ -155,14 +155,14 @@ def test_the_same_plan_while_it_runs(prepared, tmp_path):
 
 @pytest.fixture
 def temporary(monkeypatch):
-    """A TMPDIR of its own: short, since sockets live there."""
+    """Set a new TMPDIR with a short path, because it holds sockets."""
     with tempfile.TemporaryDirectory(prefix="wl") as folder:
         monkeypatch.setenv("TMPDIR", folder)
-        monkeypatch.setattr(tempfile, "tempdir", None)  # it is remembered
+        monkeypatch.setattr(tempfile, "tempdir", None)  # tempfile caches the folder
         yield Path(folder)
 
 
-def test_the_folder_of_sockets_is_private_and_gone_in_the_end(temporary, tmp_path):
+def test_socket_folder_is_private_and_removed_at_the_end(temporary, tmp_path):
     flag = tmp_path / "flag"
     job = wl.submit(work.wait_and_return, (str(flag),))
     ours = temporary / f"windlass-{os.getuid()}"
@@ -173,7 +173,7 @@ def test_the_folder_of_sockets_is_private_and_gone_in_the_end(temporary, tmp_pat
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o750, 0o701])
-def test_a_folder_of_sockets_that_is_open_to_others_is_refused(temporary, home, mode):
+def test_socket_folder_open_to_others_is_refused(temporary, home, mode):
     ours = temporary / f"windlass-{os.getuid()}"
     ours.mkdir()
     ours.chmod(mode)
@@ -183,17 +183,17 @@ def test_a_folder_of_sockets_that_is_open_to_others_is_refused(temporary, home, 
     assert not (home / "jobs").exists()
 
 
-def test_a_folder_of_sockets_that_is_a_link_is_refused(temporary, tmp_path):
+def test_socket_folder_that_is_a_link_is_refused(temporary, tmp_path):
     (tmp_path / "theirs").mkdir(mode=0o700)
     (temporary / f"windlass-{os.getuid()}").symlink_to(tmp_path / "theirs")
     with pytest.raises(wl.EngineError, match="is a link") as caught:
         wl.submit(work.rank)
-    # which would change what the link leads to
+    # chmod would change the target of the link
     assert "chmod" not in caught.value.hint
     assert list((tmp_path / "theirs").iterdir()) == []
 
 
-def test_a_folder_of_sockets_that_cannot_be_made(temporary, home):
+def test_socket_folder_that_cannot_be_created(temporary, home):
     (temporary / f"windlass-{os.getuid()}").touch()
     with pytest.raises(wl.EngineError, match="is not a folder") as caught:
         wl.submit(work.rank)
@@ -201,9 +201,7 @@ def test_a_folder_of_sockets_that_cannot_be_made(temporary, home):
     assert not (home / "jobs").exists()
 
 
-def test_a_temporary_folder_whose_name_is_too_long_for_sockets_is_not_needed(
-    temporary, monkeypatch, tmp_path
-):
+def test_long_temporary_folder_is_not_used_for_sockets(temporary, monkeypatch, tmp_path):
     long = temporary / ("x" * 100)
     long.mkdir()
     monkeypatch.setenv("TMPDIR", str(long))
@@ -218,7 +216,7 @@ def test_a_temporary_folder_whose_name_is_too_long_for_sockets_is_not_needed(
 
 
 @pytest.mark.parametrize("where", ["", "jobs"])
-def test_a_file_where_the_home_should_be(home, where):
+def test_file_in_place_of_the_home(home, where):
     (home / where).parent.mkdir(parents=True, exist_ok=True)
     (home / where).write_text("mine")
     with pytest.raises(wl.EngineError, match="cannot start the job in") as caught:
@@ -227,15 +225,15 @@ def test_a_file_where_the_home_should_be(home, where):
     assert (home / where).read_text() == "mine"
 
 
-# -- leads that are gone ---------------------------------------------------------------------------
+# -- dead leads ------------------------------------------------------------------------------------
 
 
-def test_a_lead_that_died_is_judged_by_whoever_asks(home):
+def test_client_judges_a_dead_lead(home):
     job = wl.submit(work.hang)
     wait_for(lambda: job.status().nodes[0].pid is not None, "the lead is there")
     os.kill(job.status().nodes[0].pid, signal.SIGKILL)
     with JobFolder(home / "jobs" / job.id).lead_lock.open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)  # somebody else is just looking, too
+        fcntl.flock(lock, fcntl.LOCK_SH)  # another client reads the status too
         status = job.wait(30)
     assert (status.phase.value, status.verdict.kind.value) == ("failed", "lost node")
     assert status.verdict.next == f"cat {home}/jobs/{job.id}/agent-0.log"
@@ -248,7 +246,7 @@ def test_a_lead_that_died_is_judged_by_whoever_asks(home):
 
 @pytest.fixture
 def small_disk(home):
-    """The home on a disk of half a megabyte."""
+    """Mount the home on a disk of 512 KiB."""
     if os.getuid() != 0 or shutil.which("mount") is None:
         pytest.skip("only root mounts a small disk")
     home.mkdir()
@@ -266,7 +264,7 @@ def small_disk(home):
     subprocess.run(["umount", "-l", str(home)], check=True)
 
 
-# Travels with the functions below: a rank cannot import this file.
+# Source code that is sent with the functions below, because a rank cannot import this file.
 FILL = """
 def fill(folder):
     try:
@@ -279,7 +277,7 @@ def fill(folder):
 
 
 def fill(folder):
-    """Write until nothing fits any more."""
+    """Write until the disk is full."""
     space: dict = {}
     exec(FILL, space)
     space["fill"](folder)
@@ -287,7 +285,7 @@ def fill(folder):
         Path(folder, "more").write_bytes(b"x" * 8192)
 
 
-def test_a_job_on_a_full_disk_is_refused(small_disk):
+def test_job_on_a_full_disk_is_refused(small_disk):
     (small_disk / "jobs").mkdir()
     fill(small_disk)
     with pytest.raises(wl.EngineError, match="No space left on device") as caught:
@@ -298,7 +296,7 @@ def test_a_job_on_a_full_disk_is_refused(small_disk):
     assert wl.submit(work.rank).results(timeout_s=30) == [0]
 
 
-def test_logs_that_fill_the_disk_fail_nothing_but_say_so(small_disk):
+def test_logs_that_fill_the_disk_are_reported(small_disk):
     def connection():
         for _ in range(3000):
             print("x" * 1000)
@@ -309,7 +307,7 @@ def test_logs_that_fill_the_disk_fail_nothing_but_say_so(small_disk):
     warnings = [c for c in status.conditions if c.reason == "LogTruncated"]
     assert [c.message for c in warnings] == ["rank-0.log is incomplete: No space left on device"]
     assert status.phase.value in ("succeeded", "failed")
-    if status.phase.value == "failed":  # there was no room for the result either
+    if status.phase.value == "failed":  # there was no space for the result either
         assert "bytes: No space left on device" in status.verdict.message
         assert (status.verdict.rank, status.verdict.kind.value) == (0, "user error")
         with pytest.raises((OSError, wl.JobError)):
@@ -318,7 +316,7 @@ def test_logs_that_fill_the_disk_fail_nothing_but_say_so(small_disk):
         assert job.results() == ["done"]
 
 
-def test_a_result_that_does_not_fit_is_told(small_disk):
+def test_result_that_does_not_fit_fails_the_job(small_disk):
     job = wl.submit(lambda: os.urandom(2_000_000))
     status = job.wait(60)
     assert status.phase.value == "failed"
@@ -326,7 +324,7 @@ def test_a_result_that_does_not_fit_is_told(small_disk):
     assert "bytes: No space left on device" in status.verdict.message
 
 
-def test_a_job_that_fails_on_a_full_disk_has_a_true_verdict(small_disk):
+def test_verdict_of_a_job_that_fails_on_a_full_disk(small_disk):
     disk = str(small_disk)
 
     def fail():
@@ -340,7 +338,7 @@ def test_a_job_that_fails_on_a_full_disk_has_a_true_verdict(small_disk):
     assert "LookupError: the cause" in status.verdict.message
 
 
-def test_a_job_that_is_killed_on_a_full_disk_has_a_true_verdict(small_disk):
+def test_verdict_of_a_job_that_is_killed_on_a_full_disk(small_disk):
     disk = str(small_disk)
 
     def die():

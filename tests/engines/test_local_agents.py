@@ -1,4 +1,4 @@
-"""The head start: guessed only when the guess is safe, used when it fits, harmless when it does not."""
+"""Agents started early: only when the guess is safe, used if it fits, and harmless otherwise."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ def _windlass(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_right_guess_is_used():
-    wl.run(lambda: None, quiet=True)  # the archive is there now
+def test_correct_guess_is_used():
+    wl.run(lambda: None, quiet=True)  # the archive exists from here on
     ran = _windlass("train.py", "--procs", "2")
     assert ran.returncode == 0, ran.stderr
     assert sorted(ran.stdout.split()) == ["1", "1", "[0/0]", "[0/1]"]
 
 
-def test_a_wrong_guess_is_put_right(tmp_path):
-    """A project file decides otherwise than the command line lets guess."""
+def test_wrong_guess_is_corrected(tmp_path):
+    """A project file overrides the settings that the command line suggested."""
     wl.run(lambda: None, quiet=True)
     (tmp_path / "windlass.toml").write_text('procs = 2\nenv = { OMP_NUM_THREADS = "2" }\n')
     ran = _windlass("train.py")

@@ -1,4 +1,4 @@
-"""Nodes of the local engine that are lost: the lead replaces their agents, as often as it may."""
+"""Lost nodes of the local engine: the lead replaces their agents, within a budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import windlass as wl
 
 
 def train(folder):
-    """Note the attempt; return once there is a file `done`."""
+    """Record the attempt, and return once a file `done` exists."""
     attempt, rank = os.environ["WINDLASS_ATTEMPT"], os.environ["RANK"]
     with open(f"{folder}/{attempt}-{rank}", "x"):
         pass
@@ -28,14 +28,14 @@ def wait_for_attempt(folder, attempt, count):
 
 
 @pytest.mark.parametrize("nodes", [3, "1:3"])
-def test_a_lost_agent_is_replaced(home, tmp_path, nodes):
+def test_lost_agent_is_replaced(home, tmp_path, nodes):
     job = wl.submit(train, (str(tmp_path),), nodes=nodes, grace_s=1)
     wait_for_attempt(tmp_path, 0, 3)
     before = {node.index: node.pid for node in job.status().nodes}
     os.kill(before[2], signal.SIGKILL)
     if nodes == 3:
         wait_for_attempt(tmp_path, 1, 3)
-    else:  # on a busy machine it goes on with fewer
+    else:  # on a busy machine the attempt starts with fewer nodes
         wait_for(lambda: len(list(tmp_path.glob("1-*"))) >= 2, "attempt 1", 60)
     (tmp_path / "done").touch()
     results = job.results()
@@ -59,7 +59,7 @@ def test_replacements_have_a_budget(home, tmp_path):
 
 
 @pytest.mark.long
-def test_a_stopped_agent_is_killed_and_replaced(home, tmp_path):
+def test_stopped_agent_is_killed_and_replaced(home, tmp_path):
     job = wl.submit(train, (str(tmp_path),), nodes=2, grace_s=1)
     wait_for_attempt(tmp_path, 0, 2)
     status = job.status()

@@ -1,4 +1,4 @@
-"""What pods that have ended still tell, over a real HTTP server that answers as an API server does."""
+"""Recovery from the logs of ended pods, over a real HTTP server that answers like an API server."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def make_pod(index, name=None, created="2026-01-31T12:00:00Z"):
     }
 
 
-def say(*lines):
+def make_log(*lines):
     return Answer(body=b"".join(WHEN + line + b"\n" for line in lines))
 
 
 def read(tmp_path, folder, pods, *answers):
-    """Read what is left; what was asked of the API server."""
+    """Read the remaining files and logs, and return the requests to the API server."""
     with serve(*answers) as server:
         api = connect_to(server.url, tmp_path, retry_for_s=0.0)
         read_them(api, pods, folder)
@@ -83,16 +83,17 @@ def read_texts(folder, path):
     return [read_record(line).data for line in lines]
 
 
-def test_the_last_word_and_the_lines_of_every_pod(tmp_path, folder):
-    said = render_status(replace(ENDED, work=""))  # which the reader knows, with its arguments
+def test_last_word_and_log_of_every_pod_are_read(tmp_path, folder):
+    # the reader knows the work, including its arguments
+    said = render_status(replace(ENDED, work=""))
     files = {names.STATUS_FILE: said, "attempt-0/rank-0.result": b"value"}
     asked = read(
         tmp_path,
         folder,
         [make_pod(0), make_pod(1)],
         Answer(body=b"[rank 0] hello\n" + render_last_word(files)),
-        say(b"[rank 0] hello", b"[rank 0] again", b"windlass-last-word 1/1 AAAA"),
-        say(b"[rank 1] hello", b"[rank 1, attempt 2] once more"),
+        make_log(b"[rank 0] hello", b"[rank 0] again", b"windlass-last-word 1/1 AAAA"),
+        make_log(b"[rank 1] hello", b"[rank 1, attempt 2] once more"),
     )
     assert sorted(find_files(folder)) == sorted([*files, LOG_0, LOG_1, "attempt-2/rank-1.log"])
     assert folder.status.read_bytes() == STATUS
@@ -105,7 +106,7 @@ def test_the_last_word_and_the_lines_of_every_pod(tmp_path, folder):
     assert asked[1][1] == {"container": names.CONTAINER, "timestamps": "true", **limit}
 
 
-def test_a_long_last_word_is_asked_for_again(tmp_path, folder):
+def test_long_last_word_is_requested_again(tmp_path, folder):
     value = random.Random(0).randbytes(600_000)
     said = render_last_word({names.STATUS_FILE: STATUS, "attempt-0/rank-0.result": value})
     num_lines = said.count(b"\n")
@@ -118,7 +119,7 @@ def test_a_long_last_word_is_asked_for_again(tmp_path, folder):
     assert folder.result(0, 0).read_bytes() == value
 
 
-def test_what_did_not_fit_is_named(tmp_path, folder):
+def test_omitted_files_are_named(tmp_path, folder):
     files = {names.STATUS_FILE: STATUS, "attempt-0/rank-0.result": b"x" * 100}
     said = render_last_word(files, max_bytes=10)
     read(tmp_path, folder, [make_pod(0)], Answer(body=said), Answer(body=b""))
@@ -126,7 +127,7 @@ def test_what_did_not_fit_is_named(tmp_path, folder):
     assert omitted == {"attempt-0/rank-0.result": 100}
 
 
-def test_of_several_leads_the_last_that_said_something_counts(tmp_path, folder):
+def test_last_word_of_the_newest_lead_that_wrote_one_counts(tmp_path, folder):
     pods = [
         make_pod(0, "second", "2026-01-31T13:00:00Z"),
         make_pod(0, "third", "2026-01-31T14:00:00Z"),
@@ -138,19 +139,19 @@ def test_of_several_leads_the_last_that_said_something_counts(tmp_path, folder):
     assert folder.status.read_bytes() == STATUS
 
 
-def test_what_is_here_is_not_made_worse(tmp_path, folder):
+def test_existing_files_are_not_overwritten(tmp_path, folder):
     put(folder, LOG_0, b"copied from the node\n")
     put(folder, "attempt-0/rank-0.result", b"whole")
     put(folder, names.STATUS_FILE, b'{"phase": "running"}')
     files = {names.STATUS_FILE: STATUS, "attempt-0/rank-0.result": b"half"}
     said = Answer(body=render_last_word(files))
-    read(tmp_path, folder, [make_pod(0)], said, say(b"[rank 0] from the pod"))
+    read(tmp_path, folder, [make_pod(0)], said, make_log(b"[rank 0] from the pod"))
     assert (folder.path / LOG_0).read_bytes() == b"copied from the node\n"
     assert folder.result(0, 0).read_bytes() == b"whole"
-    assert folder.status.read_bytes() == STATUS  # the last one
+    assert folder.status.read_bytes() == STATUS  # the final status
 
 
-def test_a_last_word_writes_nothing_else(tmp_path, folder):
+def test_last_word_writes_only_expected_files(tmp_path, folder):
     files = {names.STATUS_FILE: STATUS, "../outside": b"x", "plan.json": b"x", "/etc/x": b"x"}
     said = Answer(body=render_last_word(files))
     read(tmp_path, folder, [make_pod(0)], said, Answer(body=b""))
@@ -158,15 +159,15 @@ def test_a_last_word_writes_nothing_else(tmp_path, folder):
     assert not (tmp_path / "outside").exists()
 
 
-def test_a_pod_that_is_gone_hides_no_other(tmp_path, folder, caplog):
-    """A machine that is off takes its pods' logs along, and only those."""
+def test_missing_pod_does_not_affect_others(tmp_path, folder, caplog):
+    """A machine that is off makes only the logs of its own pods unavailable."""
     pods = [make_pod(0), make_pod(1)]
-    read(tmp_path, folder, pods, GONE, GONE, say(b"[rank 1] still here"))
+    read(tmp_path, folder, pods, GONE, GONE, make_log(b"[rank 1] still here"))
     assert read_texts(folder, LOG_1) == [b"still here"]
     assert "pods not found" in caplog.text
 
 
-def test_a_lead_that_is_gone_hides_no_earlier_one(tmp_path, folder):
+def test_missing_lead_does_not_affect_an_earlier_one(tmp_path, folder):
     pods = [make_pod(0, "first", "2026-01-31T12:00:00Z"), make_pod(0, "second")]
     pods[1]["metadata"]["creationTimestamp"] = "2026-01-31T14:00:00Z"
     said = Answer(body=render_last_word({names.STATUS_FILE: STATUS}))
@@ -174,14 +175,14 @@ def test_a_lead_that_is_gone_hides_no_earlier_one(tmp_path, folder):
     assert folder.status.read_bytes() == STATUS
 
 
-def test_who_may_not_read_logs_is_told(tmp_path, folder):
+def test_missing_right_to_read_logs_raises(tmp_path, folder):
     said = 'pods "pod-0" is forbidden: User "u" cannot get resource "pods/log" in API group ""'
     answer = refuse(403, "Forbidden", f'{said} in the namespace "space"')
     with pytest.raises(Forbidden):
         read(tmp_path, folder, [make_pod(0)], answer)
 
 
-def test_a_job_without_pods_left_nothing(tmp_path, folder):
+def test_job_without_pods_has_no_logs(tmp_path, folder):
     assert read(tmp_path, folder, [], GONE) == []
     assert list(folder.path.iterdir()) == []
 
@@ -190,10 +191,10 @@ def left(folder):
     return json.loads((folder.path / names.UNREAD_FILE).read_bytes())
 
 
-def test_lines_are_read_when_somebody_wants_lines(tmp_path, folder):
-    """A job of a thousand pods has a thousand logs, and its status needs one."""
+def test_logs_are_read_only_on_request(tmp_path, folder):
+    """A job with a thousand pods has a thousand logs, but its status needs only one."""
     said = Answer(body=render_last_word({names.STATUS_FILE: STATUS}))
-    with serve(said, say(b"[rank 0] hello"), say(b"[rank 1] hello")) as server:
+    with serve(said, make_log(b"[rank 0] hello"), make_log(b"[rank 1] hello")) as server:
         api = connect_to(server.url, tmp_path, retry_for_s=0.0)
         read_them(api, [make_pod(0), make_pod(1)], folder)
         assert len(server.seen) == 1
@@ -204,18 +205,16 @@ def test_lines_are_read_when_somebody_wants_lines(tmp_path, folder):
     assert read_texts(folder, LOG_1) == [b"hello"]
 
 
-def test_nodes_that_do_not_answer_are_asked_again_and_pods_that_are_gone_are_not(
-    tmp_path, folder, caplog
-):
+def test_only_logs_of_unreachable_nodes_are_requested_again(tmp_path, folder, caplog):
     away = refuse(500, "InternalError", "no route to host")
-    lines = say(b"[rank 2] late")
-    with serve(GONE, GONE, away, say(b"[rank 1] here"), lines) as server:
+    lines = make_log(b"[rank 2] late")
+    with serve(GONE, GONE, away, make_log(b"[rank 1] here"), lines) as server:
         api = connect_to(server.url, tmp_path, retry_for_s=0.0)
         read_them(api, [make_pod(0), make_pod(2), make_pod(1)], folder)
         read_unread_in_order(api, folder)
         assert left(folder) == ["pod-2"]
         assert "the logs of 1 of 3 pods cannot be read (could not get pods/pod-2/log" in caplog.text
-        assert caplog.text.count("cannot be read") == 1, "said once, not once a pod"
+        assert caplog.text.count("cannot be read") == 1, "logged once, not once per pod"
         read_unread(api, folder)
     assert not has_unread(folder)
     assert read_texts(folder, "attempt-0/rank-2.log") == [b"late"]
@@ -223,7 +222,7 @@ def test_nodes_that_do_not_answer_are_asked_again_and_pods_that_are_gone_are_not
 
 @pytest.mark.long
 @pytest.mark.parametrize("num_pods", [1, 1000])
-def test_nodes_that_say_nothing_hold_up_nobody(tmp_path, folder, num_pods):
+def test_silent_nodes_do_not_block_the_reader(tmp_path, folder, num_pods):
     held = threading.Event()
 
     def read_all(api):
@@ -235,7 +234,7 @@ def test_nodes_that_say_nothing_hold_up_nobody(tmp_path, folder, num_pods):
         reading = threading.Thread(target=read_all, args=(api,), daemon=True)
         reading.start()
         try:
-            wait_for(lambda: not reading.is_alive(), "it is over, whatever nodes say", 10.0)
+            wait_for(lambda: not reading.is_alive(), "it is over, whatever nodes make_log", 10.0)
         finally:
             held.set()
     assert len(left(folder)) == num_pods

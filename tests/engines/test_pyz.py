@@ -1,4 +1,4 @@
-"""The agent's archive: one small file, the same bytes every time, that needs nothing else."""
+"""The agent's archive: one small, reproducible file without dependencies."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 from windlass.engines.archives import _sources, build_archive, find_archive, local_archive
 
 
-def test_it_is_small():
+def test_archive_is_small():
     assert len(build_archive()) <= 320 * 1024
 
 
-def test_lines_are_where_they_were():
-    """Docstrings are left out, and a traceback through the archive names the right lines."""
+def test_line_numbers_do_not_change():
+    """Docstrings are removed, but tracebacks through the archive still have the right line numbers."""
     with zipfile.ZipFile(io.BytesIO(build_archive())) as archive:
         for name, path in _sources():
             source, shipped = Path(path).read_text(), archive.read(name).decode()
@@ -32,7 +32,7 @@ def test_lines_are_where_they_were():
 
 
 def _find_statements(source):
-    """Each statement but texts that stand alone, and where it is."""
+    """Return each statement except standalone strings, with its lines."""
     statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
     is_text = [isinstance(getattr(node, "value", None), ast.Constant) for node in statements]
     return [
@@ -47,7 +47,7 @@ def test_equal_sources_give_equal_bytes():
     assert build_archive(compiled=True) == build_archive(compiled=True)
 
 
-def test_it_is_built_once(tmp_path, monkeypatch):
+def test_archive_is_built_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert find_archive() is None
     path = local_archive()
@@ -56,8 +56,8 @@ def test_it_is_built_once(tmp_path, monkeypatch):
     assert Path(path).parent == tmp_path / "windlass"
 
 
-def test_builders_at_once_never_replace_each_others_archive(tmp_path, monkeypatch):
-    """Agents go on reading the file they were started from: it must stay the same one."""
+def test_concurrent_builders_do_not_replace_the_archive(tmp_path, monkeypatch):
+    """Agents keep reading the file they were started from, so it must not be replaced."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code = (
         "import os; from windlass.engines.archives import local_archive; input();"
@@ -83,13 +83,13 @@ def archive(request, tmp_path):
     return path
 
 
-def test_it_runs_without_site_packages(archive):
+def test_archive_runs_without_site_packages(archive):
     answer = subprocess.run([sys.executable, "-I", "-S", archive], capture_output=True, text=True)
     assert answer.returncode == 2
     assert "python agent.pyz agent FD" in answer.stderr
 
 
-def test_report_works_where_only_the_archive_is(archive):
+def test_report_works_with_only_the_archive(archive):
     code = "import windlass as wl\nwl.report(step=1)\ntry:\n    wl.run\nexcept AttributeError as e: print(e)"
     answer = subprocess.run(
         [

@@ -1,6 +1,6 @@
-"""The training library's archive: ranks and commands find it, and the client's beats the image's.
+"""The archive of the training library: ranks and commands find it, and it overrides the image's version.
 
-In interpreters without windlass, which have torch as images have it.
+Runs in interpreters without windlass but with torch, like those of images.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from windlass.plan.plan import Facts, make_plan, render_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Module, Script
 
-SITE = str(Path(torch.__file__).parents[1])  # with -S, which leaves editable installs out
+SITE = str(Path(torch.__file__).parents[1])  # -S leaves editable installs out
 LOOK = """
 import json, sys
 import windlass, windlass.train.preemption
@@ -43,7 +43,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def pod(tmp_path_factory):
-    """The archives as a pod has them."""
+    """Return the archives in the layout of a pod."""
     folder = tmp_path_factory.mktemp("windlass")
     (folder / names.AGENT_FILE).write_bytes(build_archive(compiled=True))
     (folder / names.TRAIN_FILE).write_bytes(read_train_archive())
@@ -51,7 +51,7 @@ def pod(tmp_path_factory):
 
 
 def run_rank(pod, tmp_path, work, *site):
-    """One rank of a job, by the agent's own program."""
+    """Run one rank of a job with the agent's own program."""
     (tmp_path / "attempt-0").mkdir()
     spec = JobSpec(work=work, cwd=str(tmp_path), peer_wait_s=0)
     plan = make_plan(spec, job_id="job-ab2cd", now_s=0.0, facts=Facts(environ={}))
@@ -71,7 +71,7 @@ def run_rank(pod, tmp_path, work, *site):
 
 
 def write_package(folder, version):
-    """A windlass as an image has it: whole, and of some version."""
+    """Write a complete windlass package of some version, as an image contains it."""
     package = Path(folder) / "windlass"
     package.mkdir(parents=True)
     with zipfile.ZipFile(io.BytesIO(build_archive())) as archive:
@@ -90,7 +90,7 @@ def test_equal_sources_give_equal_bytes():
     assert build_train_archive(compiled=True) == build_train_archive(compiled=True)
 
 
-def test_a_rank_where_windlass_is_not_installed(pod, tmp_path):
+def test_rank_without_windlass_installed(pod, tmp_path):
     (tmp_path / "look.py").write_text(LOOK)
     printed = run_rank(pod, tmp_path, Script(path="look.py"))
     package, its_names, train = json.loads(printed)
@@ -99,13 +99,13 @@ def test_a_rank_where_windlass_is_not_installed(pod, tmp_path):
     assert train == str(pod / "train.pyz" / "windlass" / "train" / "__init__.py")
 
 
-def test_a_training_in_a_rank_and_in_a_process_that_it_spawns(pod, tmp_path):
+def test_training_in_a_rank_and_its_child_process(pod, tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     assert run_rank(pod, tmp_path, Script(path="train.py")) == "2.0 7.0 def read_grace\n"
 
 
 @pytest.mark.parametrize("version", [names.VERSION, "0.0.1"])
-def test_the_clients_version_beats_the_images(pod, tmp_path, version):
+def test_version_of_the_client_takes_precedence(pod, tmp_path, version):
     site = write_package(tmp_path / "site", version)
     (tmp_path / "look.py").write_text(LOOK)
     printed = run_rank(pod, tmp_path, Script(path="look.py"), site)
@@ -116,7 +116,7 @@ def test_the_clients_version_beats_the_images(pod, tmp_path, version):
     assert train == str(pod / "train.pyz" / "windlass" / "train" / "__init__.py")
 
 
-def test_a_module_of_the_library_can_be_the_work(pod, tmp_path):
+def test_library_module_as_the_work(pod, tmp_path):
     assert run_rank(pod, tmp_path, Module(name="windlass.train.preemption")) == ""
 
 

@@ -1,4 +1,4 @@
-"""What a visitor is told of a job while the API server has not told all of it."""
+"""The status of a job while the API server has not yet answered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLAN = make_pod_plan(nodes=2)
 
 @pytest.fixture
 def view(tmp_path: Path) -> Iterator[ClusterJob]:
-    """Of a job on a cluster that takes every question and answers none."""
+    """Yield a view of a job on a cluster that accepts every request and answers none."""
     held = threading.Event()
     folder = JobFolder(tmp_path / "job")
     folder.path.mkdir()
@@ -34,13 +34,13 @@ def view(tmp_path: Path) -> Iterator[ClusterJob]:
 
 
 @pytest.mark.long
-def test_a_visitor_is_told_that_nothing_is_known_yet(view: ClusterJob) -> None:
+def test_other_clients_are_warned_that_nothing_is_known_yet(view: ClusterJob) -> None:
     view.settle()
     status = view.status()
-    assert not status.phase.is_final, "nothing is judged by what was not heard"
+    assert not status.phase.is_final, "missing answers are not a verdict"
     assert [c.type for c in status.conditions if c.reason == names.REASON_UNSEEN] == ["warning"]
     assert not view.folder.status.exists()
 
 
-def test_who_has_just_submitted_it_is_not(view: ClusterJob) -> None:
+def test_submitting_client_is_not_warned(view: ClusterJob) -> None:
     assert [c.reason for c in view.status().conditions] == []

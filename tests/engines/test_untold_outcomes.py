@@ -1,4 +1,4 @@
-"""One job as a client sees it, over a small API server: ends that nobody told, and servers that are away."""
+"""Jobs over a small API server whose outcome was not reported, and servers that are unavailable."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMPLETE = {"type": "Complete"}
 
 @contextmanager
 def looking(cluster, tmp_path, plan=PLAN):
-    """A view of the job that has seen what is there."""
+    """Yield a view of the job that has read the current objects."""
     folder = JobFolder(tmp_path / "job")
     folder.path.mkdir(exist_ok=True)
     keys = make_certificates(plan.job_id, now_s=time.time(), valid_s=3600.0)
@@ -60,7 +60,7 @@ def now():
 # -- ends ----------------------------------------------------------------------------------------
 
 
-def test_a_job_whose_pods_are_gone_has_ended_and_its_outcome_is_not_known(tmp_path):
+def test_job_without_pods_has_an_unknown_outcome(tmp_path):
     status = look(tmp_path, jobs=[make_fake_job(PLAN.job_id, COMPLETE)])
     assert (status.phase, status.verdict.kind) == (Phase.ENDED, FailureKind.UNKNOWN)
     assert status.verdict.message == "it finished, but its outcome was lost with its pods"
@@ -77,15 +77,15 @@ def test_a_job_whose_pods_are_gone_has_ended_and_its_outcome_is_not_known(tmp_pa
     error = make_failure(status.verdict)
     assert type(error) is EngineError
     assert "stay attached" in error.hint
-    assert (tmp_path / "job" / names.STATUS_FILE).exists()  # it will not be known better
+    assert (tmp_path / "job" / names.STATUS_FILE).exists()  # kept, because more will never be known
 
 
-def test_of_a_job_that_has_just_ended_nobody_says_that_it_is_pending(tmp_path):
+def test_job_that_just_ended_is_not_pending(tmp_path):
     status = look(tmp_path, jobs=[make_fake_job(PLAN.job_id, COMPLETE, at=now())])
     assert status.phase in (Phase.STOPPING, Phase.ENDED)
 
 
-def test_a_log_that_cannot_be_read_now_may_be_read_later(tmp_path):
+def test_unreadable_log_is_read_later(tmp_path):
     pods = [make_fake_pod("pod-0", terminated=LEFT)]
     with fake_cluster() as cluster:
         cluster.objects = {"jobs": [make_fake_job(PLAN.job_id, COMPLETE)], "pods": pods}
@@ -99,7 +99,7 @@ def test_a_log_that_cannot_be_read_now_may_be_read_later(tmp_path):
             assert view.status().phase is Phase.SUCCEEDED
 
 
-def test_a_failed_job_without_pods_is_no_failed_start(tmp_path):
+def test_failed_job_without_pods_is_not_a_failed_start(tmp_path):
     failed = {"type": "Failed", "reason": "BackoffLimitExceeded", "message": "too often"}
     status = look(tmp_path, jobs=[make_fake_job(PLAN.job_id, failed)])
     assert (status.phase, status.verdict.kind) == (Phase.FAILED, FailureKind.LOST_NODE)
@@ -109,7 +109,7 @@ def test_a_failed_job_without_pods_is_no_failed_start(tmp_path):
     assert status.conditions[-1].reason == names.REASON_NODE_LOST
 
 
-def test_the_reason_of_a_cancelled_job_is_that_it_was_cancelled(tmp_path):
+def test_reason_of_a_cancelled_job(tmp_path):
     with fake_cluster() as cluster:
         cluster.objects = {"jobs": [make_fake_job(PLAN.job_id)]}
         with looking(cluster, tmp_path) as view:
@@ -120,7 +120,7 @@ def test_the_reason_of_a_cancelled_job_is_that_it_was_cancelled(tmp_path):
     assert status.conditions[-1].reason == names.REASON_CANCELLED
 
 
-def test_the_reason_of_a_job_that_was_deleted(tmp_path):
+def test_reason_of_a_deleted_job(tmp_path):
     status = look(tmp_path)
     assert (status.phase, status.conditions[-1].reason) == (
         Phase.CANCELLED,
@@ -128,7 +128,7 @@ def test_the_reason_of_a_job_that_was_deleted(tmp_path):
     )
 
 
-def test_the_reason_of_a_job_that_never_started(tmp_path):
+def test_reason_of_a_job_that_never_started(tmp_path):
     with fake_cluster() as cluster:
         cluster.objects = {"jobs": [make_fake_job(PLAN.job_id)]}
         with looking(cluster, tmp_path) as view:
@@ -142,10 +142,8 @@ def test_the_reason_of_a_job_that_never_started(tmp_path):
 
 
 @pytest.mark.parametrize("away_s", [0.05, 3600.0])
-def test_an_api_server_that_is_away_is_told_once_and_once_when_it_is_back(
-    tmp_path, monkeypatch, away_s
-):
-    """To a client that is no terminal; and nothing at all of a moment's absence."""
+def test_outage_and_its_end_are_each_reported_once(tmp_path, monkeypatch, away_s):
+    """The client has no terminal. A very short outage is not reported."""
     monkeypatch.setattr(cluster_job, "_AWAY_S", away_s)
     connection = io.StringIO()
     shown = LiveView(out=io.StringIO(), messages=connection)
@@ -160,21 +158,21 @@ def test_an_api_server_that_is_away_is_told_once_and_once_when_it_is_back(
             assert count("cannot reach") == 0
             cluster.go_away()
             wait_for(lambda: view._watch.snapshot().outage is not None, "it is seen to be away")
-            is_told = away_s < 1.0
-            if is_told:
-                wait_for(lambda: count("cannot reach") > 0, "it is told")
+            is_reported = away_s < 1.0
+            if is_reported:
+                wait_for(lambda: count("cannot reach") > 0, "it is reported")
             num_asked = len(cluster.seen)
             for _ in range(20):
-                assert count("cannot reach") == is_told
-            assert len(cluster.seen) - num_asked < 10, "nobody is asked who does not answer"
+                assert count("cannot reach") == is_reported
+            assert len(cluster.seen) - num_asked < 10, "no request is sent during the outage"
             cluster.is_away = False
             wait_for(lambda: view._watch.snapshot().outage is None, "it is seen to be back")
             for _ in range(20):
-                assert count("the API server answers again after") == is_told
-    assert connection.getvalue().count("\n") == 2 * is_told, connection.getvalue()
+                assert count("the API server answers again after") == is_reported
+    assert connection.getvalue().count("\n") == 2 * is_reported, connection.getvalue()
 
 
-def test_a_disk_that_is_full_at_the_end_is_an_error_and_the_outcome_is_there_later(tmp_path, room):
+def test_full_disk_at_the_end_raises_and_the_outcome_is_read_later(tmp_path, room):
     result = "attempt-0/rank-0.result"
     pods = [make_fake_pod("pod-0", terminated=LEFT)]
     with fake_cluster() as cluster:

@@ -1,4 +1,4 @@
-"""What an Indexed Job says of itself, and what is said to it."""
+"""Rendering and reading of Indexed Jobs."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def test_its_phase(job, phase):
         ("", None),
     ],
 )
-def test_the_index_in_the_name_of_a_pod_that_is_gone(pod, index):
+def test_index_from_the_name_of_a_deleted_pod(pod, index):
     assert index_in_name(pod, "train-ab2cd") == index
 
 
-def test_it_is_rendered_held_back_started_suspended_and_resized_by_patches():
+def test_rendered_suspended_and_changed_by_patches():
     job = KUBERNETES.render(make_pod_plan(nodes=2), FILES.names, "a mark")
     assert read_phase(job) is ObjectPhase.HELD
     started = merge(job, KUBERNETES.start)
@@ -76,7 +76,7 @@ def test_it_is_rendered_held_back_started_suspended_and_resized_by_patches():
     assert KUBERNETES.num_pods(merge(job, KUBERNETES.resize(5))) == 5
 
 
-def test_the_rights_are_those_on_its_kind_and_what_every_job_needs():
+def test_rights_include_the_kind_and_the_common_ones():
     own, *others = KUBERNETES.rights
     assert (own.group, own.resource) == ("batch", "jobs")
     theirs, lease, *same = STATEFUL_SET.rights
@@ -85,6 +85,6 @@ def test_the_rights_are_those_on_its_kind_and_what_every_job_needs():
     assert same == others
 
 
-def test_dialects_are_known_by_their_names():
+def test_dialects_are_found_by_name():
     for name in filter(find_dialect, engine_names()):
         assert load_dialect(name).name == name

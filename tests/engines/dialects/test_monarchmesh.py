@@ -1,4 +1,4 @@
-"""What a MonarchMesh says of itself, and what is said to it."""
+"""Rendering and reading of MonarchMeshes."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def read_env(mesh: dict[str, Any]) -> dict[str, Any]:
         (f"{'a-' * 19}b-ab2cd", f"{'a' * 19}bab2cd"),
     ],
 )
-def test_its_name_is_the_jobs_id_without_dashes(job_id, name):
+def test_name_is_the_job_id_without_dashes(job_id, name):
     assert make_name(job_id) == name
     assert re.fullmatch("[a-z][a-z0-9]*", name), "what the kind's own rule asks for"
     assert make_name(name) == name, "others' are called what they are called"
 
 
-def test_the_mesh_is_named_and_all_else_keeps_the_jobs_id():
+def test_only_the_mesh_has_the_changed_name():
     *others, mesh = render_documents(MONARCHMESH, make_pod_plan(nodes=3), FILES)
     assert (mesh["metadata"]["name"], mesh["spec"]["replicas"]) == ("trainab2cd", 3)
     assert mesh["metadata"]["labels"][names.LABEL_JOB] == "train-ab2cd"
     assert all(other["metadata"]["name"].startswith("train-ab2cd") for other in others)
 
 
-def test_pods_are_started_again_so_agents_of_an_ended_job_stay():
+def test_pods_restart_so_agents_stay_up():
     mesh = render()
     assert mesh["spec"]["podTemplate"]["spec"]["restartPolicy"] == "Always"
     assert read_env(mesh)[names.ENV_STAYS_UP] == "1"
@@ -64,20 +64,20 @@ def test_pods_are_started_again_so_agents_of_an_ended_job_stay():
     assert MONARCHMESH.read_end(mesh) is None
 
 
-def test_pods_know_their_index_and_what_the_others_are_called():
+def test_pods_know_their_index_and_the_host_names():
     env = read_env(render(nodes=2))
     field = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
     assert env[names.NODE_INDEX] == field
     assert env[names.POD_HOSTS] == "trainab2cd-{index}.trainab2cd-svc"
 
 
-def test_a_queue_is_a_label_that_its_operator_gives_the_stateful_set():
+def test_queue_is_a_label():
     assert render(queue="blue")["metadata"]["labels"][names.LABEL_QUEUE] == "blue"
     assert names.LABEL_QUEUE not in render()["metadata"]["labels"]
 
 
-def test_a_mesh_of_another_name_is_refused():
-    """Its operator names the mesh of all pods after the object, whatever they ask for."""
+def test_mesh_label_with_another_name_is_refused():
+    """The operator labels all pods with the object's name, whatever the pod template asks for."""
     assert render(labels={names.LABEL_MESH: "trainab2cd"})["metadata"]["name"] == "trainab2cd"
     with pytest.raises(SpecError, match="its MonarchMesh, trainab2cd") as caught:
         render(labels={names.LABEL_MESH: "ddpmesh"})
@@ -106,7 +106,7 @@ def test_its_phase(mesh, phase):
         ("otherab2cd-0", None),
     ],
 )
-def test_the_index_in_the_name_of_a_pod_that_is_gone(pod, index):
+def test_index_from_the_name_of_a_deleted_pod(pod, index):
     assert index_in_name(pod, "train-ab2cd") == index
 
 
@@ -116,18 +116,18 @@ def make_pod(controller: str) -> dict[str, Any]:
     return {"metadata": {"name": "trainab2cd-1", "labels": labels, "ownerReferences": [owner]}}
 
 
-def test_its_pods_are_those_of_the_stateful_set_of_its_name():
+def test_mesh_owns_the_pods_of_its_stateful_set():
     assert owns(make_pod("trainab2cd"), "the mesh's")
     assert not owns(make_pod("other"), "the mesh's")
     assert MONARCHMESH.index_of(make_pod("trainab2cd")) == 1
 
 
-def test_it_is_resized_by_its_replicas():
+def test_resize_changes_the_replicas():
     mesh = merge(render(nodes=2), MONARCHMESH.resize(4))
     assert MONARCHMESH.num_pods(mesh) == 4
 
 
-def test_an_operator_that_does_nothing_is_named():
+def test_idle_operator_is_named():
     mesh = render()
     mesh["metadata"]["creationTimestamp"] = AT
     (blocker,) = MONARCHMESH.find_blockers(mesh, [], [])
@@ -136,7 +136,7 @@ def test_an_operator_that_does_nothing_is_named():
     assert "--engine kubernetes" in blocker.hint
 
 
-def test_a_pod_that_the_api_server_refuses_is_told_in_its_words():
+def test_reason_for_a_refused_pod_is_shown():
     mesh = render(nodes=2)
     mesh["metadata"]["creationTimestamp"] = AT
     event = {

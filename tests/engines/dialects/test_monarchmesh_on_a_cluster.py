@@ -1,4 +1,4 @@
-"""MonarchMeshes on a cluster with Monarch's operator: how a job on one ends, and meshes that others made."""
+"""MonarchMeshes on a cluster with Monarch's operator: how a job ends, and meshes of other tools."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shared(api: Api, space: Space, tmp_path: Any) -> Any:
 
 
 def make_work() -> Any:
-    """Made inside a function, so that it travels by value: pods have no tests."""
+    """Return a local function, which is pickled by value because the pods do not have the tests."""
 
     def wait_for_go(folder: str) -> str:
         import os
@@ -63,7 +63,7 @@ def uids_of(api: Api, name: str) -> dict[str, str]:
     return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
 
 
-def test_a_lost_pod_comes_back_under_its_name_and_the_end_leaves_nothing(api, shared):
+def test_lost_pod_keeps_its_name_and_the_end_leaves_nothing(api, shared):
     job = wl.submit(make_work(), (shared.path,), nodes=2)
     name = make_name(job.id)
     wait_for(lambda: {"up-0-0", "up-0-1"} <= set(shared.names()), "both ranks run", 90)
@@ -84,10 +84,10 @@ def test_a_lost_pod_comes_back_under_its_name_and_the_end_leaves_nothing(api, sh
         "what it owned is gone, too",
         60,
     )
-    assert job.results() == ["1", "1"], "which this machine keeps"
+    assert job.results() == ["1", "1"], "this machine keeps the results"
 
 
-def make_others_mesh(name: str, image: str) -> dict[str, Any]:
+def make_foreign_mesh(name: str, image: str) -> dict[str, Any]:
     container = {
         "name": "worker",
         "image": image,
@@ -98,8 +98,8 @@ def make_others_mesh(name: str, image: str) -> dict[str, Any]:
     return {"metadata": {"name": name}, "spec": {"replicas": 2, "podTemplate": template}}
 
 
-def test_a_mesh_that_others_made_is_looked_at_by_its_name(api, space):
-    api.create(MONARCH_MESHES, make_others_mesh("othersmesh", space.image))
+def test_mesh_of_another_tool_can_be_read_by_name(api, space):
+    api.create(MONARCH_MESHES, make_foreign_mesh("othersmesh", space.image))
     mesh = wl.attach("othersmesh")
     wait_for(lambda: mesh.status().phase is Phase.RUNNING, "it runs", 60)
     wait_for(lambda: [line.text for line in mesh.logs()] == ["here"] * 2, "both workers' lines", 60)

@@ -1,4 +1,4 @@
-"""What a PyTorchJob says of itself, and what is said to it."""
+"""Rendering and reading of PyTorchJobs."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ def test_its_phase(job, phase):
         ("", None),
     ],
 )
-def test_the_index_in_the_name_of_a_pod_that_is_gone(pod, index):
+def test_index_from_the_name_of_a_deleted_pod(pod, index):
     assert index_in_name(pod, "train-ab2cd") == index
 
 
-def test_there_are_workers_only_so_that_nobody_waits_for_a_name():
+def test_job_has_only_workers():
     job = render(nodes=3)
     assert list(job["spec"]["pytorchReplicaSpecs"]) == ["Worker"]
     assert num_pods(job) == 3
@@ -96,14 +96,14 @@ def test_there_are_workers_only_so_that_nobody_waits_for_a_name():
     assert index_of({"metadata": {"labels": {label: "2"}}}) == 2
 
 
-def test_both_levels_of_parallelism_are_said_and_the_inner_one_is_a_text():
+def test_processes_per_node_are_a_string():
     job = render(nodes=2, procs=4)
     assert job["spec"]["nprocPerNode"] == "4"
     assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 2
 
 
-def test_a_users_error_is_final_and_a_lost_pod_is_replaced():
-    """By their exit codes: agents of a job that failed leave with one below 128."""
+def test_exit_codes_decide_between_failure_and_replacement():
+    """An agent of a failed job exits with a code below 128, which is final for the operator."""
     job = render()
     assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "ExitCode"
     assert {"name": names.ENV_TELLS_FAILURE, "value": "1"} in container_of(job)["env"]
@@ -117,7 +117,7 @@ def test_min_and_max_nodes_are_an_elastic_policy():
     assert (spec["elasticPolicy"], num_pods({"spec": spec})) == (policy, 4)
 
 
-def test_the_run_policy_is_what_was_asked_for():
+def test_run_policy():
     assert render()["spec"]["runPolicy"] == {
         "suspend": True,
         "cleanPodPolicy": "None",
@@ -130,7 +130,7 @@ def test_the_run_policy_is_what_was_asked_for():
     assert "ttlSecondsAfterFinished" not in policy
 
 
-def test_it_is_rendered_held_back_started_suspended_and_given_up_by_patches():
+def test_rendered_suspended_and_changed_by_patches():
     job = render(nodes=2)
     assert read_phase(job) is ObjectPhase.HELD
     started = merge(job, PYTORCHJOB.start)
@@ -146,8 +146,8 @@ def test_an_export_is_started_and_keeps_its_run_policy():
     assert exported["spec"]["runPolicy"] == {**policy, "suspend": False}
 
 
-def test_our_container_has_the_name_that_the_operator_wants_also_where_it_is_patched():
-    """Users write `windlass` in a patch, on every engine."""
+def test_container_is_renamed_for_the_operator():
+    """In a patch, users call the container `windlass` on every engine."""
     extra = {"name": "windlass", "env": [{"name": "A", "value": "b"}]}
     job = render(patch={"spec": {"containers": [extra, {"name": "other", "image": "x"}]}})
     template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
@@ -159,7 +159,7 @@ def test_our_container_has_the_name_that_the_operator_wants_also_where_it_is_pat
 
 
 @pytest.mark.parametrize(("queue", "reason"), [("", HALF_SUBMITTED), ("blue", NOT_ADMITTED)])
-def test_what_holds_it_back(queue, reason):
+def test_blocker_of_a_suspended_job(queue, reason):
     job = render(queue=queue)
     job["metadata"]["creationTimestamp"] = AT
     (blocker,) = PYTORCHJOB.find_blockers(job, [], [])
@@ -167,7 +167,7 @@ def test_what_holds_it_back(queue, reason):
     assert PYTORCHJOB.read_hold(merge(job, PYTORCHJOB.start), events=(), queues=None) is None
 
 
-def test_what_kueue_says_of_it_is_passed_on():
+def test_reason_of_kueue_is_shown():
     job = render(queue="blue")
     event = {
         "involvedObject": {"kind": "Workload", "name": "pytorchjob-train-ab2cd-1b2c3"},
@@ -179,7 +179,7 @@ def test_what_kueue_says_of_it_is_passed_on():
     assert "insufficient unused quota for cpu" in blocker.message
 
 
-def test_a_pod_that_the_api_server_refuses_is_told_in_its_words():
+def test_reason_for_a_refused_pod_is_shown():
     job = merge(render(nodes=2), PYTORCHJOB.start)
     job["metadata"]["creationTimestamp"] = AT
     event = {
@@ -193,14 +193,14 @@ def test_a_pod_that_the_api_server_refuses_is_told_in_its_words():
     assert blocker.message.startswith('2 of 2 pods cannot be created: the namespace\'s quota "one"')
 
 
-def test_an_operator_that_does_nothing_is_named():
+def test_idle_operator_is_named():
     job = merge(render(), PYTORCHJOB.start)
     job["metadata"]["creationTimestamp"] = AT
     (blocker,) = PYTORCHJOB.find_blockers(job, [], [])
     assert "training-operator" in f"{blocker.message} {blocker.hint}"
 
 
-def test_a_lost_pod_that_its_operator_does_not_replace_is_told_since_it_was_lost():
+def test_pod_that_is_not_replaced_is_reported():
     job = merge(render(nodes=2), PYTORCHJOB.start)
     job["metadata"]["creationTimestamp"] = AT
     pod = {

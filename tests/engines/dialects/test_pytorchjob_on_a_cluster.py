@@ -1,4 +1,4 @@
-"""PyTorchJobs on a cluster with training-operator: what kubectl shows of them, and what is replaced."""
+"""PyTorchJobs on a cluster with training-operator: their end, and jobs of other tools."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def is_complete(api: Api, name: str) -> bool | None:
 
 
 @pytest.mark.parametrize("nodes", [2, "1:2"])
-def test_a_users_error_is_final_for_the_operator_too(api, shared, nodes):
-    """Also where an elastic policy calls the job done as soon as any pod is."""
+def test_user_error_fails_the_pytorchjob(api, shared, nodes):
+    """Covers an elastic policy too, which normally completes the job as soon as one pod completes."""
     job = wl.submit(make_work(), (shared.path, True), nodes=nodes)
     wait_for(lambda: any(name.startswith("up-0-1") for name in shared.names()), "both ranks run")
     before = pods_of(api, job.id)
@@ -69,22 +69,22 @@ def test_a_users_error_is_final_for_the_operator_too(api, shared, nodes):
     assert {n: p["metadata"]["uid"] for n, p in after.items()} == {
         n: p["metadata"]["uid"] for n, p in before.items()
     }
-    assert not any(pod["spec"].get("initContainers") for pod in after.values()), "nobody waits"
+    assert not any(pod["spec"].get("initContainers") for pod in after.values()), "no pod waits"
 
 
-def test_what_the_operators_webhook_says_is_passed_on(api):
+def test_message_of_the_webhook_is_shown(api):
     patch = {"spec": {"containers": [{"name": "windlass", "image": None}]}}
     with pytest.raises(WindlassError, match=r"image: Required value"):
         wl.submit("true", patch=json.dumps(patch))
     assert wl.jobs() == []
 
 
-# -- what others make ------------------------------------------------------------------------------
+# -- jobs of other tools ---------------------------------------------------------------------------
 
 
 @pytest.fixture
 def plain(api: Api, space: Space, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
-    """A namespace whose pods may be anything: the operator's init container is not a restricted one."""
+    """Yield a namespace without Pod Security, because the operator's init container needs more rights."""
     name = f"{space.namespace}-plain"
     space.api.create(NAMESPACES, {"metadata": {"name": name}})
     monkeypatch.setenv("WINDLASS_NAMESPACE", name)
@@ -93,7 +93,7 @@ def plain(api: Api, space: Space, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
 
 
 def make_guide_job() -> dict[str, Any]:
-    """The itwinai guide's manifest for CPUs; its main.py is a ConfigMap here, and not in the image."""
+    """Return the itwinai guide's manifest for CPUs. Its main.py is in a ConfigMap instead of the image."""
     container = {
         "name": "pytorch",
         "image": GUIDE_IMAGE,
@@ -113,7 +113,7 @@ def make_guide_job() -> dict[str, Any]:
     }
 
 
-def test_the_guides_manifest_and_a_plain_export_run_and_are_looked_at(plain, space):
+def test_guide_manifest_and_plain_export_run_and_can_be_read(plain, space):
     plan = make_pod_plan(job_id="plain-ab2cd", nodes=2, procs=2, image=space.image)
     code, exported = make_plain_pytorchjob(plan, script=ALL_REDUCE, rendezvous=Rendezvous())
     plain.create(CONFIG_MAPS, {"metadata": {"name": "app"}, "data": {"main.py": ALL_REDUCE}})

@@ -1,4 +1,4 @@
-"""Kueue and the kinds of operators: it lets jobs in, or says why not. Only where both are installed."""
+"""Kueue with the kinds of operators: it admits jobs or gives a reason. Skipped unless both are installed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_why(job: wl.Job, reason: str) -> Why:
     return explain(job.status(), now_s=time.time())
 
 
-def test_one_that_waits_is_told_for_what_and_is_let_in_when_there_is_room(dialect, space, queue):
+def test_waiting_job_shows_the_reason_and_is_admitted_later(dialect, space, queue):
     first = wl.submit(["sleep", "600"], queue=queue, nodes=2, **SMALL)
     wait_for(lambda: first.status().phase.value == "running", "the first one runs")
     second = wl.submit(["true"], queue=queue, **SMALL)
@@ -58,11 +58,12 @@ def test_one_that_waits_is_told_for_what_and_is_let_in_when_there_is_room(dialec
         "it is suspended"
     )
     first.cancel(now=True)
-    first.wait(60)  # what never ends by itself makes room when its end was read
+    # an object that never ends by itself frees its quota once a client has read its end
+    first.wait(60)
     assert second.wait(120).phase.value == "succeeded"
 
 
-def test_one_that_is_too_big_will_never_start(dialect, queue):
+def test_request_above_the_quota_never_starts(dialect, queue):
     job = wl.submit(["true"], queue=queue, cpus="8", memory="512Mi")
     why = read_why(job, QUEUE_TOO_SMALL)
     assert f'it will never start in the queue "{queue}"' in why.sentence

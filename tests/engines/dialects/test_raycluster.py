@@ -1,4 +1,4 @@
-"""What a RayCluster says of itself, and what is said to it."""
+"""Rendering and reading of RayClusters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from windlass.spec.pod_spec import PodSize
 from windlass.spec.work import Calls
 
 AT = "1970-01-01T00:01:40Z"
-# what KubeRay 1.6 has a worker's init container run, shortened
+# shortened init container of a worker, as KubeRay 1.6 creates it
 WAIT = "while true; do if ray health-check --address a-head-svc:6379; then break; fi; sleep 5; done"
 
 
@@ -63,7 +63,7 @@ def make_cluster(*conditions: str, suspend: bool = False, **status: Any) -> dict
         (make_cluster(state="ready"), ObjectPhase.STARTED),
     ],
 )
-def test_its_phase_which_is_never_the_end(cluster, phase):
+def test_phase_is_never_the_end(cluster, phase):
     assert read_phase(cluster) is phase
     assert RAYCLUSTER.read_end(cluster) is None
 
@@ -78,7 +78,7 @@ def test_its_phase_which_is_never_the_end(cluster, phase):
         ("", None),
     ],
 )
-def test_of_a_pod_that_is_gone_only_the_head_is_known_by_its_name(pod, index):
+def test_only_the_head_is_recognized_by_the_name_of_a_deleted_pod(pod, index):
     assert index_in_name(pod, "train-ab2cd") == index
 
 
@@ -90,13 +90,13 @@ def test_the_head_is_node_0_and_workers_get_their_index_from_the_lead():
     assert [index_of({"metadata": {"labels": labels}}) for labels in kinds] == [0, None]
 
 
-def test_a_job_of_one_node_is_a_head_alone():
+def test_job_of_one_node_has_only_a_head():
     cluster = render()
     assert cluster["spec"]["workerGroupSpecs"] == []
     assert num_pods(cluster) == 1
 
 
-def test_all_others_are_one_group_of_a_fixed_size():
+def test_workers_are_one_group_of_fixed_size():
     cluster = render(nodes=4, min_nodes=2)
     (group,) = cluster["spec"]["workerGroupSpecs"]
     sizes = {"replicas": 3, "minReplicas": 1, "maxReplicas": 3}
@@ -104,13 +104,13 @@ def test_all_others_are_one_group_of_a_fixed_size():
     assert num_pods(cluster) == 4
 
 
-def test_workers_may_have_a_size_of_their_own():
+def test_workers_may_have_another_pod_size():
     head, worker = templates_of(render(nodes=2, cpus="1", workers=PodSize(cpus="4", gpus=1)))
     assert container_of(head)["resources"]["limits"] == {"cpu": "1"}
     assert container_of(worker)["resources"]["limits"] == {"cpu": "4", "nvidia.com/gpu": "1"}
 
 
-def test_the_agent_is_the_command_and_no_probe_of_kuberays_ends_it():
+def test_agent_is_the_command_and_probes_never_kill_it():
     for template in templates_of(render(nodes=2)):
         assert template["metadata"]["annotations"]["ray.io/overwrite-container-cmd"] == "true"
         container = container_of(template)
@@ -126,7 +126,7 @@ def test_the_agent_is_the_command_and_no_probe_of_kuberays_ends_it():
 )
 @pytest.mark.parametrize("shell", [["bash", "-c", "--"], ["bash", "-lc", "--"]])
 def test_a_worker_does_not_wait_for_ray_before_its_agent_starts(tmp_path, shell, script, code):
-    """The container that KubeRay puts before ours has our variables and mounts."""
+    """The init container that KubeRay adds has our variables and mounts."""
     _, worker = templates_of(render(nodes=2))
     folder, _, name = env_of(worker)["BASH_ENV"].rpartition("/")
     assert folder in [mount["mountPath"] for mount in container_of(worker)["volumeMounts"]]
@@ -136,20 +136,20 @@ def test_a_worker_does_not_wait_for_ray_before_its_agent_starts(tmp_path, shell,
     assert subprocess.run([*shell, script], env=env, timeout=20).returncode == code
 
 
-def test_ranks_see_nothing_of_the_ray_that_kuberay_would_have_started():
+def test_ranks_do_not_see_variables_of_kuberay():
     (head,) = templates_of(render())
     forgotten = env_of(head)[names.ENV_FORGET].split(",")
     assert {"RAY_ADDRESS", "KUBERAY_GEN_RAY_START_CMD", "BASH_ENV"} <= set(forgotten)
 
 
-def test_what_a_user_patches_wins():
+def test_patch_of_the_user_takes_precedence():
     mine = {"name": "windlass", "readinessProbe": {"periodSeconds": 5}}
     (head,) = templates_of(render(patch={"spec": {"containers": [mine]}}))
     probe = container_of(head)["readinessProbe"]
     assert (probe["periodSeconds"], probe["timeoutSeconds"]) == (5, 10)
 
 
-def test_it_is_rendered_held_back_started_and_suspended_by_patches():
+def test_rendered_suspended_and_changed_by_patches():
     cluster = render(nodes=2)
     assert read_phase(cluster) is ObjectPhase.HELD
     started = merge(cluster, RAYCLUSTER.start)
@@ -160,7 +160,7 @@ def test_it_is_rendered_held_back_started_and_suspended_by_patches():
 
 
 @pytest.mark.parametrize(("queue", "reason"), [("", HALF_SUBMITTED), ("blue", NOT_ADMITTED)])
-def test_what_holds_it_back(queue, reason):
+def test_blocker_of_a_suspended_cluster(queue, reason):
     cluster = render(queue=queue)
     cluster["metadata"]["creationTimestamp"] = AT
     (blocker,) = RAYCLUSTER.find_blockers(cluster, [], [])
@@ -168,7 +168,7 @@ def test_what_holds_it_back(queue, reason):
     assert RAYCLUSTER.read_hold(merge(cluster, RAYCLUSTER.start), events=(), queues=None) is None
 
 
-def test_a_pod_that_the_api_server_refuses_is_told_in_its_words():
+def test_reason_for_a_refused_pod_is_shown():
     cluster = merge(render(nodes=2), RAYCLUSTER.start)
     cluster["metadata"]["creationTimestamp"] = AT
     event = {
@@ -182,14 +182,14 @@ def test_a_pod_that_the_api_server_refuses_is_told_in_its_words():
     assert blocker.message.startswith('2 of 2 pods cannot be created: the namespace\'s quota "one"')
 
 
-def test_an_operator_that_does_nothing_is_named():
+def test_idle_operator_is_named():
     cluster = merge(render(), RAYCLUSTER.start)
     cluster["metadata"]["creationTimestamp"] = AT
     (blocker,) = RAYCLUSTER.find_blockers(cluster, [], [])
     assert "KubeRay has not made the pods of RayCluster train-ab2cd" in blocker.message
 
 
-def test_what_holds_a_worker_up_is_told_though_nobody_knows_yet_which_node_it_is():
+def test_blocked_workers_without_an_index_are_reported():
     cluster = merge(render(nodes=3), RAYCLUSTER.start)
     cluster["metadata"]["creationTimestamp"] = AT
     waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
@@ -213,7 +213,7 @@ def test_what_holds_a_worker_up_is_told_though_nobody_knows_yet_which_node_it_is
 
 
 def read_groups(cluster: dict[str, Any]) -> list[tuple[int, dict[str, str]]]:
-    """How many pods each group has, and their limits."""
+    """Return the number of pods of each group, and their limits."""
     groups = cluster["spec"]["workerGroupSpecs"]
     return [
         (group["replicas"], container_of(group["template"])["resources"]["limits"])
@@ -221,8 +221,8 @@ def read_groups(cluster: dict[str, Any]) -> list[tuple[int, dict[str, str]]]:
     ]
 
 
-def test_workers_of_a_compute_are_a_group_of_their_own_size() -> None:
-    """An older group becomes empty, since KubeRay changes no pods that are there."""
+def test_each_worker_size_of_a_compute_is_a_group() -> None:
+    """An older group is scaled to zero, because KubeRay does not change existing pods."""
     plan = make_pod_plan(work=Calls(), cpus="1")
     cluster = RAYCLUSTER.render(plan, FILES.names, "")
     head = cluster["spec"]["headGroupSpec"]

@@ -1,4 +1,4 @@
-"""RayClusters on a cluster with KubeRay: Ray in their pods, and pods that take the place of others."""
+"""RayClusters on a cluster with KubeRay: Ray in their pods, and replaced pods."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shared(api: Api, space: Space, tmp_path: Any) -> Any:
 
 
 def make_look() -> Any:
-    """Made inside a function, so that it travels by value: pods have no tests."""
+    """Return a local function, which is pickled by value because the pods do not have the tests."""
 
     def look() -> dict[str, Any]:
         import os
@@ -77,7 +77,7 @@ def pods_of(api: Api, job: wl.Job, kind: str = "") -> list[dict[str, Any]]:
     return list(api.list(PODS, labels=labels))
 
 
-def test_a_function_finds_a_ray_cluster_on_the_head_and_a_worker(api):
+def test_function_uses_the_ray_cluster_of_all_pods(api):
     images = [one for node in api.list(NODES) for one in node["status"].get("images", ())]
     if not any(RAY_IMAGE in one["names"] for one in images):
         pytest.skip(f"no node has {RAY_IMAGE}")
@@ -85,19 +85,19 @@ def test_a_function_finds_a_ray_cluster_on_the_head_and_a_worker(api):
     wait_for(lambda: len(pods_of(api, job)) == 2, "its pods", 60)
     assert job.wait(300).phase is Phase.SUCCEEDED
     assert job.result() == {"nodes": 2, "seen": []}
-    wait_for(lambda: api.list(RAY_CLUSTERS) == [], "whoever has read its end removes it", 60)
+    wait_for(lambda: api.list(RAY_CLUSTERS) == [], "the client that read its end removes it", 60)
 
 
 def nodes_of(job: wl.Job) -> dict[int, str]:
     return {node.index: node.pod for node in job.status().nodes}
 
 
-def test_a_pod_that_takes_the_place_of_a_lost_one_is_the_same_node(api, shared):
-    """On a busy machine ranks may be started more often than pods are lost: attempts are not counted."""
+def test_replacement_pod_keeps_the_node_index(api, shared):
+    """Attempts are not counted: on a busy machine ranks may start more often than pods are lost."""
     job = wl.submit(make_work(), (shared.path,), nodes=3)
     wait_for(lambda: {"up-0-0", "up-0-1", "up-0-2"} <= {*shared.names()}, "all ranks run", 120)
     (head,) = pods_of(api, job, "head")
-    wait_for(lambda: all(nodes_of(job).values()), "the lead has told which pods they are")
+    wait_for(lambda: all(nodes_of(job).values()), "the lead has reported the pods")
     before = nodes_of(job)
     assert before[0] == head["metadata"]["name"]
     for pod in pods_of(api, job, "worker"):

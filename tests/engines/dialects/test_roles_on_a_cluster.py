@@ -1,4 +1,4 @@
-"""Somebody with exactly the Role that is printed for an engine of an operator: it is enough."""
+"""The Role printed for an operator's engine is sufficient for a user who has no other rights."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ pytestmark = pytest.mark.cluster
 def dialect(
     request: pytest.FixtureRequest, space: Space, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Dialect:
-    """The engine's, from now on used by somebody who has its Role."""
+    """Return the dialect of an engine, used from now on by a user who has only its Role."""
     chosen: Dialect = request.param
     skip_where_missing(chosen, space)
     rules = yaml.safe_load(render_role({chosen.name: chosen.rights}))["rules"]
     (tmp_path / "project").mkdir()
-    monkeypatch.chdir(tmp_path / "project")  # where no kubeconfig is: it must not travel
+    # without the kubeconfig, which must not be packed with the project
+    monkeypatch.chdir(tmp_path / "project")
     for name, value in {
         **space.settings,
         "WINDLASS_ENGINE": chosen.name,
@@ -52,7 +53,7 @@ def dialect(
 
 @pytest.fixture
 def own_runtime(space: Space, dialect: Dialect) -> Iterator[dict[str, Any]]:
-    """What lets a job do without the cluster's runtimes, as settings."""
+    """Yield settings with which a job does not need the cluster's runtimes."""
     if dialect.prerequisite is None:
         yield {}
         return
@@ -64,9 +65,9 @@ def own_runtime(space: Space, dialect: Dialect) -> Iterator[dict[str, Any]]:
     space.api.delete(TRAINING_RUNTIMES, "role-ours")
 
 
-def test_a_job_from_its_submit_to_its_removal(dialect, space, own_runtime):
+def test_whole_life_of_a_job(dialect, space, own_runtime):
     user = connect(namespace=space.namespace, engine=dialect.name)
-    # a Role that was just made is not known to the API server's own caches at once
+    # the API server's caches do not know a new Role immediately
     wait_for(lambda: check_access(user, rights=dialect.rights) == [], "the rights are had", 30)
     job = wl.submit(["sh", "-c", "echo here"], **own_runtime)
     assert job.wait(120).phase is Phase.SUCCEEDED
@@ -76,7 +77,7 @@ def test_a_job_from_its_submit_to_its_removal(dialect, space, own_runtime):
 
 
 @pytest.mark.parametrize("dialect", [TRAINJOB], indirect=True)
-def test_the_clusters_runtimes_take_more(dialect, space):
+def test_runtimes_of_the_cluster_need_more_rights(dialect, space):
     with pytest.raises(Forbidden, match="you may not get clustertrainingruntimes") as caught:
         wl.submit(["true"])
     assert f"of namespace {space.namespace} with --runtime" in caught.value.hint

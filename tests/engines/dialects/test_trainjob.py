@@ -1,4 +1,4 @@
-"""What a TrainJob and its runtime say of themselves, and what is said to them."""
+"""Rendering and reading of TrainJobs and their runtimes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def step_of(runtime: dict[str, Any], name: str = "node") -> dict[str, Any]:
 
 
 def make_source(**changes: Any) -> dict[str, Any]:
-    """A runtime that an admin wrote."""
+    """Return a runtime as an admin writes it."""
     source = copy.deepcopy(dict(SHIPPED[RUNTIME]))
     source["spec"]["template"]["spec"] |= changes
     return source
@@ -83,21 +83,19 @@ def test_its_phase(job, phase):
         ("", None),
     ],
 )
-def test_the_index_in_the_name_of_a_pod_that_is_gone(pod, index):
+def test_index_from_the_name_of_a_deleted_pod(pod, index):
     assert index_in_name(pod, "train-ab2cd") == index
 
 
 @pytest.mark.parametrize(("maker", "is_own"), [("a-1-node-0", True), ("b-2-node-0", False)])
-def test_a_pod_belongs_to_it_when_its_job_does(maker, is_own):
+def test_trainjob_owns_the_pods_of_its_jobs(maker, is_own):
     owner = {"kind": "Job", "name": maker, "uid": "x", "controller": True}
     metadata = {"labels": {LABEL_JOBSET: "a-1"}, "ownerReferences": [owner]}
     assert owns({"metadata": metadata}, "uid") is is_own
-    assert not owns({"metadata": {"labels": metadata["labels"]}}, "uid"), (
-        "a copy that somebody made"
-    )
+    assert not owns({"metadata": {"labels": metadata["labels"]}}, "uid"), "a copy by another user"
 
 
-def test_it_is_rendered_held_back_started_and_suspended_by_patches():
+def test_rendered_suspended_and_changed_by_patches():
     job = render(nodes=2)
     assert read_phase(job) is ObjectPhase.HELD
     started = merge(job, TRAINJOB.start)
@@ -106,7 +104,7 @@ def test_it_is_rendered_held_back_started_and_suspended_by_patches():
     assert TRAINJOB.num_pods(job) == 2
 
 
-def test_it_says_what_the_trainer_runs_and_names_a_runtime_of_its_own():
+def test_trainjob_sets_the_trainer_and_uses_its_own_runtime():
     spec = render(nodes=2, procs=4, cpus="2", queue="blue", timeout_s=60.0)["spec"]
     trainer = spec["trainer"]
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
@@ -121,13 +119,13 @@ def test_it_says_what_the_trainer_runs_and_names_a_runtime_of_its_own():
     assert make_runtime()["metadata"]["name"] == "train-ab2cd"
 
 
-def test_none_of_our_variables_is_one_that_the_operator_sets():
+def test_variables_of_the_operator_are_not_set():
     assert {one["name"] for one in render()["spec"]["trainer"]["env"]}.isdisjoint(RESERVED)
     with pytest.raises(SpecError, match="PET_NNODES is set by Kubeflow Trainer"):
         render(secrets=(read_secret("PET_NNODES=mine:key"),))
 
 
-def test_a_users_error_is_final_a_lost_pod_is_replaced_and_only_the_lead_tells():
+def test_failure_policy_of_the_runtime():
     spec = step_of(make_runtime(node_restarts=5))["spec"]
     (rule,) = spec["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob"
@@ -135,14 +133,14 @@ def test_a_users_error_is_final_a_lost_pod_is_replaced_and_only_the_lead_tells()
     assert names.EXIT_TOLD_TO_STOP not in rule["onExitCodes"]["values"]
     assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (5, 0)
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
-    told = {"name": names.ENV_TELLS_FAILURE, "value": names.TELLS_BY_LEAD}
-    assert told in render()["spec"]["trainer"]["env"]
+    variable = {"name": names.ENV_TELLS_FAILURE, "value": names.TELLS_BY_LEAD}
+    assert variable in render()["spec"]["trainer"]["env"]
     assert "successPolicy" not in spec
     assert step_of(make_runtime(nodes=3, min_nodes=1))["spec"]["successPolicy"]
 
 
-def test_what_an_admin_wrote_into_the_runtime_stays_but_for_what_would_fight_with_us():
-    """Sidecars, volumes, gangs and initializers are the admin's; program, probes and restarts are ours."""
+def test_runtime_keeps_fields_of_the_admin():
+    """Sidecars, volumes, gangs and initializers are kept. Program, probes and restarts are replaced."""
     pod = {
         "schedulerName": "gang",
         "nodeSelector": {"pool": "train"},
@@ -199,8 +197,8 @@ def test_a_runtime_without_a_step_for_our_nodes_is_refused():
         make_runtime(mpi)
 
 
-def test_nodes_of_an_mpi_runtime_need_no_launcher():
-    """As deepspeed-distributed of Kubeflow Trainer 2.3 has it."""
+def test_launcher_of_an_mpi_runtime_is_dropped():
+    """The runtime is like deepspeed-distributed of Kubeflow Trainer 2.3."""
     server = {"name": "node", "image": "deepspeed", "args": ["-De"], "command": ["/usr/sbin/sshd"]}
     pods = {"spec": {"template": {"spec": {"containers": [server]}}}}
     launcher = {
@@ -225,7 +223,7 @@ def test_nodes_of_an_mpi_runtime_need_no_launcher():
     assert "args" not in node
 
 
-def test_a_patch_of_the_users_names_our_container_as_everywhere():
+def test_patch_uses_the_common_container_name():
     extra = {"name": "windlass", "env": [{"name": "A", "value": "b"}], "tty": True}
     asked = {"patch": {"spec": {"containers": [extra], "hostNetwork": True}}}
     assert {"name": "A", "value": "b"} in render(**asked)["spec"]["trainer"]["env"]
@@ -236,14 +234,14 @@ def test_a_patch_of_the_users_names_our_container_as_everywhere():
 
 
 @pytest.mark.parametrize(("queue", "reason"), [("", HALF_SUBMITTED), ("blue", NOT_ADMITTED)])
-def test_what_holds_it_back(queue, reason):
+def test_blocker_of_a_suspended_job(queue, reason):
     job = render(queue=queue)
     job["metadata"]["creationTimestamp"] = AT
     (blocker,) = TRAINJOB.find_blockers(job, [], [])
     assert (blocker.reason, blocker.since_s) == (reason, 100.0)
 
 
-def test_what_kueue_says_of_it_is_passed_on():
+def test_reason_of_kueue_is_shown():
     event = {
         "involvedObject": {"kind": "Workload", "name": "trainjob-train-ab2cd-1b2c3"},
         "reason": "Pending",
@@ -265,7 +263,7 @@ def make_event(kind: str, name: str, reason: str, message: str) -> dict[str, Any
     }
 
 
-def test_an_operator_that_makes_no_pods_is_named_with_what_it_says():
+def test_idle_operator_is_named_with_its_message():
     job = merge(render(nodes=2), TRAINJOB.start)
     job["metadata"]["creationTimestamp"] = AT
     (blocker,) = TRAINJOB.find_blockers(job, [], [])
@@ -280,7 +278,7 @@ def test_an_operator_that_makes_no_pods_is_named_with_what_it_says():
     assert blocker.since_s == 200.0, "only since then might it have made any"
 
 
-def test_why_pods_are_refused_is_told_by_the_job_that_makes_them():
+def test_reason_for_refused_pods_comes_from_the_inner_job():
     job = merge(render(nodes=2), TRAINJOB.start)
     job["metadata"]["creationTimestamp"] = AT
     text = 'Error creating: admission webhook "guard.example" denied the request: no team label'

@@ -1,4 +1,4 @@
-"""TrainJobs on a cluster with Kubeflow Trainer: what kubectl shows of them, what is replaced or refused."""
+"""TrainJobs on a cluster with Kubeflow Trainer: their end, replaced pods, and refusals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shared(api: Api, space: Space, tmp_path: Any) -> Any:
 
 
 def pods_of(api: Api, name: str) -> dict[str, dict[str, Any]]:
-    """By index."""
+    """Return the pods of a job by index."""
     pods = api.list(PODS, labels=f"{LABEL_JOBSET}={name}")
     return {pod["metadata"]["labels"][LABEL_INDEX]: pod for pod in pods}
 
@@ -55,7 +55,7 @@ def is_complete(api: Api, name: str) -> bool | None:
     return None if end is None else end.is_complete
 
 
-def test_a_users_error_is_final_for_the_operator_too_and_all_pods_stay(api, shared):
+def test_user_error_fails_the_trainjob_and_keeps_all_pods(api, shared):
     job = wl.submit(make_work(), (shared.path, True), nodes=2)
     wait_for(lambda: len(shared.names()) == 2, "both ranks run")
     before = pods_of(api, job.id)
@@ -78,14 +78,14 @@ def reasons_of(job: wl.Job) -> set[str]:
     return {condition.reason for condition in job.status().conditions}
 
 
-def test_a_queue_that_is_not_there_is_named(api):
+def test_missing_queue_is_named(api):
     job = wl.submit(["true"], queue="nowhere")
     wait_for(lambda: QUEUE_MISSING in reasons_of(job), "its status says so")
     assert api.get(TRAIN_JOBS, job.id)["spec"]["suspend"] is True
     assert pods_of(api, job.id) == {}
 
 
-def test_what_the_operators_webhook_says_is_passed_on_and_nothing_is_left(api):
+def test_message_of_the_webhook_is_shown_and_nothing_is_left(api):
     env = [{"name": "PET_NNODES", "value": "1"}]
     patch = {"spec": {"containers": [{"name": "windlass", "env": env}]}}
     with pytest.raises(WindlassError, match="PET_NNODES"):
@@ -93,18 +93,18 @@ def test_what_the_operators_webhook_says_is_passed_on_and_nothing_is_left(api):
     assert (wl.jobs(), runtimes_of_jobs(api)) == ([], [])
 
 
-def test_what_the_operator_says_of_an_object_that_it_cannot_carry_out_is_told(api):
+def test_message_of_the_operator_is_shown(api):
     job = wl.submit(["true"], patch=json.dumps({"spec": {"restartPolicy": "Always"}}))
     wait_for(lambda: OPERATOR_IDLE in reasons_of(job), "its status says so")
-    (told,) = [c for c in job.status().conditions if c.reason == OPERATOR_IDLE]
-    assert told.message.startswith("Kubeflow Trainer has not made the pods of TrainJob")
-    assert "restartPolicy" in told.message
+    (idle,) = [c for c in job.status().conditions if c.reason == OPERATOR_IDLE]
+    assert idle.message.startswith("Kubeflow Trainer has not made the pods of TrainJob")
+    assert "restartPolicy" in idle.message
 
 
 # -- runtimes --------------------------------------------------------------------------------------
 
 
-def test_a_runtime_of_the_namespace_is_taken_as_its_admin_wrote_it(api):
+def test_runtime_of_the_namespace_is_used_unchanged(api):
     source = json.loads(json.dumps(SHIPPED["torch-distributed"]))
     (step,) = source["spec"]["template"]["spec"]["replicatedJobs"]
     node = {"name": "node", "image": "x", "env": [{"name": "SITE", "value": "here"}]}
@@ -118,7 +118,7 @@ def test_a_runtime_of_the_namespace_is_taken_as_its_admin_wrote_it(api):
         api.delete(TRAINING_RUNTIMES, "ours")
 
 
-def test_one_that_is_not_there_is_refused_with_those_that_are(api):
+def test_unknown_runtime_is_refused_with_the_known_ones(api):
     with pytest.raises(
         SpecError, match="there is no TrainingRuntime or ClusterTrainingRuntime"
     ) as e:
@@ -127,10 +127,10 @@ def test_one_that_is_not_there_is_refused_with_those_that_are(api):
     assert (wl.jobs(), runtimes_of_jobs(api)) == ([], [])
 
 
-# -- what others make ------------------------------------------------------------------------------
+# -- jobs of other tools ---------------------------------------------------------------------------
 
 
-def test_a_plain_export_runs_and_is_looked_at(api, space):
+def test_plain_export_runs_and_can_be_read(api, space):
     plan = make_pod_plan(job_id="plain-ab2cd", nodes=2, procs=2, image=space.image)
     code, exported = make_plain_trainjob(plan, script=ALL_REDUCE, rendezvous=Rendezvous())
     api.create(CONFIG_MAPS, code)

@@ -27,8 +27,8 @@ EXPORT = (
     *("export", "kubernetes_ddp.py", "-e", "monarchmesh", "--plain", "--name", "ddpmesh"),
     *("--nodes", "2", "--gpus", "4", "--image", "my/monarch:0.7.0"),
 )
-PER_HOST = 1  # ranks: the guide has 4, of which each takes seconds of a processor to import torch
-SAID = (
+PER_HOST = 1  # ranks per host. The guide has 4, but each takes seconds of CPU time to import torch.
+EXPECTED = (
     "Initializing torch distributed",
     "Finished initializing torch distributed",
     "Running basic DDP example",
@@ -50,13 +50,13 @@ def call(*command: str) -> str:
     return done.stdout
 
 
-def test_the_manifest_is_what_is_exported():
+def test_manifest_matches_the_export():
     exported = call(sys.executable, "-m", "windlass.cli.main", *EXPORT)
     assert exported == MANIFEST.read_text(encoding="utf-8")
 
 
 def edit(manifest: str, *, namespace: str) -> str:
-    """Another namespace and image, and some of a processor for pods that share machines with other tests."""
+    """Change namespace and image, and request little CPU, because other tests share the machines."""
     documents = list(yaml.safe_load_all(manifest.replace("monarch-tests", namespace)))
     for document in documents:
         spec = document.get("spec", {})
@@ -68,7 +68,7 @@ def edit(manifest: str, *, namespace: str) -> str:
 
 @pytest.fixture
 def manifest(space: Space, tmp_path: Path) -> Iterator[str]:
-    """The guide's, edited for this cluster."""
+    """Yield the guide's manifest, edited for this cluster."""
     try:
         check_needs(space.api, MONARCHMESH.needs)
     except EngineMissing as missing:
@@ -86,7 +86,7 @@ def is_running(space: Space, labels: str, number: int) -> bool:
     return [pod["status"].get("phase") for pod in pods] == ["Running"] * number
 
 
-def read_said(*where: str) -> dict[int, list[str]]:
+def read_output(*where: str) -> dict[int, list[str]]:
     logs = call("kubectl", "logs", *where, "-l", WORKERS, "--tail=-1")
     return {
         rank: re.findall(rf"^self\.rank={rank} (.*)$", logs, re.MULTILINE)
@@ -95,7 +95,7 @@ def read_said(*where: str) -> dict[int, list[str]]:
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(900)  # every rank imports torch, beside other tests
+@pytest.mark.timeout(900)  # every rank imports torch while other tests run
 def test_the_guide_from_apply_to_cleanup(space, manifest):
     where = ("-n", space.namespace)
     call("kubectl", "apply", "-f", manifest)
@@ -108,19 +108,21 @@ def test_the_guide_from_apply_to_cleanup(space, manifest):
     there = f"{space.namespace}/ddp-controller:/tmp/kubernetes_ddp.py"
     call("kubectl", "cp", "kubernetes_ddp.py", there)
     script = ("python", "/tmp/kubernetes_ddp.py", "--num_hosts", "2")
-    told = call(
+    shown = call(
         *("kubectl", "exec", "-it", "ddp-controller", *where, "--"),
         *(*script, "--gpus_per_host", str(PER_HOST), "--mesh_name", "ddpmesh"),
         *("--namespace", space.namespace),
     )
-    assert f"{2 * PER_HOST} ranks, weights agree" in told
+    assert f"{2 * PER_HOST} ranks, weights agree" in shown
 
-    said = {
-        rank: [text.format(local_rank=rank % PER_HOST) for text in SAID]
+    expected = {
+        rank: [text.format(local_rank=rank % PER_HOST) for text in EXPECTED]
         for rank in range(2 * PER_HOST)
     }
-    # Monarch's workers hand on what their processes print a moment later
-    wait_for(lambda: read_said(*where) == said, "every rank's lines are in the pods' logs", 60)
+    # Monarch's workers forward the output of their processes with a short delay
+    wait_for(
+        lambda: read_output(*where) == expected, "every rank's lines are in the pods' logs", 60
+    )
 
     call("kubectl", "delete", "-f", manifest, "--wait=false")
     wait_for(lambda: space.api.list(PODS, labels=WORKERS) == [], "the workers are gone")

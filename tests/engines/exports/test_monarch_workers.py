@@ -1,4 +1,4 @@
-"""The mesh and controller of `export -e monarchmesh --plain`: Monarch's own, and nothing of ours inside."""
+"""The mesh and controller of `export -e monarchmesh --plain`, without Windlass inside."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def find(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_it_is_this(name):
+def test_manifest_matches_the_golden_files(name):
     documents = render(name)
     check_golden(f"plain-monarchmesh/{name}.yaml", documents)
     assert "windlass" not in render_manifests(documents).lower()
 
 
-def test_the_engine_prints_it():
+def test_engine_uses_this_export():
     assert load_plain("monarchmesh") is make_plain
 
 
-def test_names_are_the_guides_unless_the_job_has_its_own():
+def test_default_names_are_those_of_the_guide():
     documents = render("guide")
     assert {one["metadata"]["namespace"] for one in documents} == {"monarch-tests"}
     assert find(documents, "MonarchMesh")["metadata"]["name"] == "ddpmesh"
@@ -62,7 +62,7 @@ def test_names_are_the_guides_unless_the_job_has_its_own():
     assert find(documents, "Pod")["metadata"]["name"] == "mytrainers2-controller"
 
 
-def test_the_controller_may_see_pods_and_nothing_else():
+def test_controller_may_only_read_pods():
     documents = render("guide")
     (rule,) = find(documents, "Role")["rules"]
     assert (rule["resources"], rule["verbs"]) == (["pods"], ["get", "list", "watch"])
@@ -105,6 +105,6 @@ def test_workers_and_controller_mount_the_same_claims():
         (make_pod_plan(nodes=4, min_nodes=2), Rendezvous(), "a fixed number of hosts"),
     ],
 )
-def test_what_monarch_cannot_do_is_refused(plan, rendezvous, why):
+def test_unsupported_settings_are_refused(plan, rendezvous, why):
     with pytest.raises(SpecError, match=why):
         make_plain(plan, script=None, rendezvous=rendezvous)

@@ -1,4 +1,4 @@
-"""The one script that travels without Windlass: read as it is, and refused when it is not alone."""
+"""The single script of an export without Windlass: read unchanged, and refused if it imports other files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def read(tmp_path, text, **asked):
     return read_solo(make_pod_plan(**asked), tmp_path)
 
 
-def test_a_script_that_stands_alone(tmp_path):
+def test_script_without_local_imports(tmp_path):
     text = "import os, torch.nn\nfrom . import x\n# ä\n"
     assert read(tmp_path, text) == text
 
@@ -44,12 +44,12 @@ def test_refused(tmp_path, text, says):
     assert caught.value.hint
 
 
-def test_what_is_no_script_must_be_in_the_image(tmp_path):
+def test_other_work_must_be_in_the_image(tmp_path):
     with pytest.raises(SpecError, match="can only include a single script") as caught:
         read_solo(make_pod_plan(work=Command(argv=("ls",))), tmp_path)
     assert "--in-image" in caught.value.hint
 
 
-def test_a_script_that_is_gone(tmp_path):
+def test_missing_script(tmp_path):
     with pytest.raises(SpecError, match="cannot read train"):
         read_solo(make_pod_plan(), tmp_path)

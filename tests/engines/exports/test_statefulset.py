@@ -1,4 +1,4 @@
-"""The StatefulSet recipe: its names, golden files, refusals, and a training with nothing of ours in it."""
+"""The StatefulSet recipe: its names, golden files, refusals, and a training without Windlass inside."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def env_of(documents):
     return {v["name"]: v.get("value", v.get("valueFrom")) for v in container_of(documents)["env"]}
 
 
-def test_the_recipe_is_this():
+def test_recipe_matches_the_golden_file():
     check_golden("statefulset/default.yaml", render(procs=2, **SIZE))
 
 
-def test_a_recipe_of_ones_own_is_this():
+def test_custom_recipe_matches_the_golden_file():
     documents = render(
         name="Mein Lauf",
         work=Module(name="pkg.train", args=("--lr", "a b")),
@@ -77,7 +77,7 @@ def test_a_recipe_of_ones_own_is_this():
     check_golden("statefulset/own.yaml", documents)
 
 
-def test_the_fine_tuning_recipe_is_this():
+def test_fine_tuning_recipe_matches_the_golden_file():
     documents = render(
         work=Module(
             name="windlass.recipes.train_framework",
@@ -95,7 +95,7 @@ def test_the_fine_tuning_recipe_is_this():
 
 
 @pytest.mark.parametrize("words", [("--model", "org/name"), ("--out", "/models2/x")])
-def test_the_claim_of_models_comes_with_a_model_that_lies_there(words):
+def test_claim_of_models_is_mounted_only_if_used(words):
     volumes = template_of(render(work=Script(path="a.py", args=words)))["volumes"]
     assert "models" not in {v["name"] for v in volumes}
     named = render(work=Script(path="a.py", args=("--model-local-dir=/models/x",)))
@@ -114,7 +114,7 @@ def test_two_exports_do_not_share_a_name():
     assert ("StatefulSet", "job-1") in named[0]
 
 
-def test_an_export_has_no_variable_of_an_archive_that_does_not_travel():
+def test_export_has_no_variable_of_the_library_archive():
     plan = make_pod_plan(engine="statefulset", env={names.TRAIN: "/x", "A": "b"})
     plan, _ = unwrap_plan(plan)
     documents = statefulset.render(plan, script=None, rendezvous=Rendezvous())
@@ -131,12 +131,12 @@ def test_an_export_has_no_variable_of_an_archive_that_does_not_travel():
     ],
     ids=lambda work: work.program,
 )
-def test_the_guides_programs_have_its_names(work):
+def test_programs_of_the_guide_have_its_names(work):
     names = [document["metadata"]["name"] for document in render(work=work, script=None)]
     assert names == ["train-rdzv", "train-llm"]
 
 
-def test_the_names_of_the_recipe_are_the_classic_ones():
+def test_names_of_the_recipe():
     documents = render(procs=3, work=RECIPE)
     kinds = [(d["kind"], d["metadata"]["name"]) for d in documents]
     assert kinds == [
@@ -171,13 +171,13 @@ def test_the_names_of_the_recipe_are_the_classic_ones():
     assert template_of(documents)["topologySpreadConstraints"]
 
 
-def test_nothing_of_windlass_is_in_it():
+def test_export_does_not_mention_windlass():
     text = render_manifests(render(env={"MINE": "x"}))
     assert "windlass" not in text.lower()
     assert "TORCHELASTIC" not in text
 
 
-def test_a_volume_takes_the_place_of_a_claim():
+def test_volume_replaces_a_claim():
     volumes = template_of(render(volumes=(read_volume("mine:/data"),)))["volumes"]
     assert [v["name"] for v in volumes if "persistentVolumeClaim" in v] == ["out", "data"]
 
@@ -187,7 +187,7 @@ def test_any_name_is_made_valid(name):
     documents = render(name=name)
     for document in documents:
         assert len(document["metadata"]["name"]) <= 63
-    assert len(documents[-1]["metadata"]["name"]) <= 52  # there is a hash behind it in a label
+    assert len(documents[-1]["metadata"]["name"]) <= 52  # a label adds a hash to this name
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_any_name_is_made_valid(name):
         (Command(argv=("nvidia-smi", "-L")), "--no-python nvidia-smi -L &"),
     ],
 )
-def test_what_torchrun_is_told(work, words):
+def test_torchrun_command(work, words):
     shell = container_of(render(work=work))["command"][2]
     assert words in shell
     assert subprocess.run(["sh", "-n", "-c", shell], check=False).returncode == 0
@@ -209,7 +209,7 @@ def test_functions_are_refused():
         render(work=Function(name="f", file="a.py"))
 
 
-def test_another_meeting_point():
+def test_other_rendezvous():
     shell = container_of(render(Rendezvous(backend="etcd-v2", endpoint="etcd:2379")))["command"][2]
     assert "--rdzv-backend=etcd-v2" in shell
     other = container_of(render(Rendezvous(backend="etcd", endpoint="etcd:2379")))["command"][2]
@@ -225,7 +225,7 @@ def test_a_taken_folder_is_refused():
         render(volumes=(read_volume("mine:/code"),))
 
 
-def test_it_is_only_exported(tmp_path):
+def test_recipe_can_only_be_exported(tmp_path):
     settings = read_settings(
         flags={"engine": "statefulset"}, environ={"HOME": str(tmp_path)}, start=tmp_path
     )
@@ -266,7 +266,7 @@ def lines_of(namespace: str, label: str) -> list[str]:
 
 
 @pytest.mark.cluster
-def test_the_recipe_trains_and_its_pods_stay_finished(space):
+def test_recipe_trains_and_its_pods_stay_finished(space):
     make_claims(space.namespace, "datasets-pvc", "outputs-pvc")
     documents = render(script=ALL_REDUCE, image=space.image, name="train-llm", **SIZE)
     text = render_manifests(documents)
@@ -277,8 +277,8 @@ def test_the_recipe_trains_and_its_pods_stay_finished(space):
         wait_for(
             lambda: lines_of(space.namespace, "app=train-llm") == wanted, f"logs: {wanted}", 150
         )
-        # the container ends, the kubelet starts it again, and it still does not train again
-        # (which may take the kill's own process along before it can say that it went well)
+        # The kubelet restarts the ended container, which must not train again. The kill may end its own
+        # process before it can report success, hence 137.
         kill = ["kubectl", "-n", space.namespace, "exec", "train-llm-0", "--", "kill", "1"]
         assert subprocess.run(kill, capture_output=True, timeout=60).returncode in (0, 137)
         path = "jsonpath={.status.containerStatuses[0].restartCount}"
@@ -313,7 +313,7 @@ def test_a_plain_job_trains_and_ends(space):
 
 
 @pytest.mark.cluster
-def test_a_failed_training_ends_a_plain_job_at_once(space):
+def test_failed_training_ends_a_plain_job_immediately(space):
     plan = make_pod_plan(job_id="plain-bad22", nodes=1, image=space.image, **SIZE)
     text = render_manifests(
         make_plain_job(plan, script="raise SystemExit(3)", rendezvous=Rendezvous())
@@ -335,7 +335,7 @@ def test_a_failed_training_ends_a_plain_job_at_once(space):
         kubectl(space.namespace, "delete", "-f", "-", "--wait=false", given=text)
 
 
-def test_plain_jobs_are_these():
+def test_plain_jobs_match_the_golden_files():
     plan = make_pod_plan(nodes=2, procs=2, timeout_s=60.0, queue="q", **SIZE)
     documents = make_plain_job(plan, script="print(1)\n", rendezvous=Rendezvous())
     check_golden("plain/script.yaml", documents)
@@ -347,7 +347,7 @@ def test_plain_jobs_are_these():
     assert "windlass" not in render_manifests(documents).lower()
 
 
-def test_the_golden_folder_holds_nothing_else():
+def test_golden_folder_has_no_other_files():
     folder = Path(__file__).parents[2] / "golden"
     found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.yaml"))
     assert [name for name in found if name.startswith(("plain/", "statefulset/"))] == [

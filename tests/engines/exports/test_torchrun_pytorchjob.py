@@ -1,4 +1,4 @@
-"""The PyTorchJob of `export -e pytorchjob --plain`: as the guides write it, and nothing of ours inside."""
+"""The PyTorchJob of `export -e pytorchjob --plain`, written as the guides do and without Windlass inside."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def render(name: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_it_is_this(name):
+def test_manifest_matches_the_golden_files(name):
     documents = render(name)
     check_golden(f"plain-pytorchjob/{name}.yaml", documents)
     assert "windlass" not in render_manifests(documents).lower()
 
 
-def test_it_is_called_as_the_user_says():
-    """Else by the job's id: two exports without a name are two jobs."""
+def test_export_has_the_given_name():
+    """Without a name it has the job's id, so two exports are two jobs."""
     named = make_plain_pytorchjob(
         make_pod_plan(name="torchrun-cpu", nodes=2),
         script="print(1)\n",
@@ -49,17 +49,17 @@ def test_it_is_called_as_the_user_says():
     ]
 
 
-def test_an_engine_without_a_launcher_of_its_own_says_so():
+def test_engine_without_a_launcher_is_refused():
     with pytest.raises(SpecError, match="raycluster have no launcher of their own") as refused:
         load_plain("raycluster")
     assert "leave out --plain" in refused.value.hint
 
 
-def test_the_engine_prints_it():
+def test_engine_uses_this_export():
     assert load_plain("pytorchjob") is make_plain_pytorchjob
 
 
-def test_there_are_a_master_and_workers_and_torchrun_is_told_nothing_by_us():
+def test_master_and_workers_without_torchrun_flags():
     replicas = render("cpu")[-1]["spec"]["pytorchReplicaSpecs"]
     assert {kind: of["replicas"] for kind, of in replicas.items()} == {"Master": 1, "Worker": 1}
     (container,) = replicas["Worker"]["template"]["spec"]["containers"]
@@ -70,13 +70,13 @@ def test_there_are_a_master_and_workers_and_torchrun_is_told_nothing_by_us():
     assert list(render("one")[-1]["spec"]["pytorchReplicaSpecs"]) == ["Master"]
 
 
-def test_fewer_nodes_are_the_operators_elastic_policy():
+def test_min_nodes_become_an_elastic_policy():
     spec = render("elastic")[-1]["spec"]
     assert spec["elasticPolicy"] == {"minReplicas": 2, "maxReplicas": 4, "rdzvBackend": "c10d"}
     assert list(spec["pytorchReplicaSpecs"]) == ["Worker"]
 
 
-def test_where_ranks_meet_is_not_for_us_to_say():
+def test_rendezvous_is_refused():
     with pytest.raises(SpecError, match="sets its rendezvous"):
         make_plain_pytorchjob(
             PLANS["cpu"], script=None, rendezvous=Rendezvous(backend="etcd", endpoint="e:2379")

@@ -1,4 +1,4 @@
-"""The TrainJob of `export -e trainjob --plain`: as the guides write it, and nothing of ours inside."""
+"""The TrainJob of `export -e trainjob --plain`, written as the guides do and without Windlass inside."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def render(plan: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_it_is_this(name):
+def test_manifest_matches_the_golden_files(name):
     documents = render(PLANS[name])
     check_golden(f"plain-trainjob/{name}.yaml", documents)
     assert "windlass" not in render_manifests(documents).lower()
 
 
 @pytest.mark.parametrize("version", ["2.0", "v2.1.0"])
-def test_older_operators_have_other_fields(version):
-    """Trainer 2.0 and 2.1: overrides, which cannot say as much, and no deadline."""
+def test_fields_of_older_operators(version):
+    """Trainer 2.0 and 2.1 have overrides, which can express less, and no deadline."""
     make_older = load_plain("trainjob", version)
     documents = make_older(PLANS["cpu"], script="print(1)\n", rendezvous=Rendezvous())
     check_golden("plain-trainjob/older.yaml", documents)
@@ -48,14 +48,14 @@ def test_older_operators_have_other_fields(version):
     assert override["targetJobs"] == [{"name": "node"}]
 
 
-def test_the_engine_prints_it():
+def test_engine_uses_this_export():
     assert load_plain("trainjob") is make_plain_trainjob
     assert load_plain("trainjob", "2.2") is load_plain("trainjob", "3.0") is make_plain_trainjob
     with pytest.raises(SpecError, match="is not a version of an operator"):
         load_plain("trainjob", "new")
 
 
-def test_it_names_the_clusters_runtime_and_torchrun_is_told_nothing_by_us():
+def test_export_uses_the_cluster_runtime_without_torchrun_flags():
     spec = render(PLANS["cpu"])[-1]["spec"]
     assert (spec["runtimeRef"]["kind"], spec["runtimeRef"]["name"]) == (
         "ClusterTrainingRuntime",
@@ -77,12 +77,12 @@ def test_it_names_the_clusters_runtime_and_torchrun_is_told_nothing_by_us():
         ({"secrets": (read_secret("more"),)}, "--secret NAME: only its runtime can"),
     ],
 )
-def test_what_a_trainjob_cannot_say_is_refused(asked, why):
+def test_settings_without_a_trainjob_field_are_refused(asked, why):
     with pytest.raises(SpecError, match=why):
         render(make_pod_plan(**asked))
 
 
-def test_where_ranks_meet_is_not_for_us_to_say():
+def test_rendezvous_is_refused():
     elsewhere = Rendezvous(backend="etcd", endpoint="e:2379")
     with pytest.raises(SpecError, match="sets its rendezvous"):
         make_plain_trainjob(PLANS["cpu"], script=None, rendezvous=elsewhere)
