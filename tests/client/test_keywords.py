@@ -1,4 +1,4 @@
-"""The keywords of the public functions: one table, in signatures, in help() and for type checkers."""
+"""Keywords of the public functions. One table defines them for signatures, help() and type checkers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from windlass.settings import SETTINGS
 TYPED = Path(__file__).with_name("typed")
 
 
-def test_editors_are_told_what_the_tables_say():
+def test_type_hints_match_the_tables():
     assert write_api.PATH.read_text() == write_api.render(), "run `make api`"
 
 
 @pytest.mark.parametrize("function", [wl.run, wl.submit])
-def test_a_job_takes_every_setting(function):
+def test_job_accepts_every_setting(function):
     shown = inspect.signature(function).parameters
     for setting in SETTINGS:
         assert shown[setting.name].kind is inspect.Parameter.KEYWORD_ONLY
@@ -67,13 +67,13 @@ def _takes_anything(function: object) -> list[str]:
     return [one.name for one in parameters if one.kind is inspect.Parameter.VAR_KEYWORD]
 
 
-def test_the_options_of_a_call_are_the_keywords_of_a_call():
+def test_options_of_a_call_match_its_keywords():
     assert [one.name for one in keywords.CALL] == [field.name for field in fields(Options)]
     defaults = {field.name: field.default for field in fields(Options)}
     assert {one.name: one.default for one in keywords.CALL} == defaults
 
 
-def test_a_type_checker_accepts_what_users_write():
+def test_type_checker_accepts_correct_code():
     checked = _check("right.py")
     assert checked.returncode == 0, checked.stdout
 
@@ -94,21 +94,22 @@ def _check(name: str) -> subprocess.CompletedProcess[str]:
 
 
 def _list_public():
-    """Every function and method that a user may call, by its name."""
+    """Yield every function and method that users may call, by name."""
     for name in wl.__all__:
         public = getattr(wl, name)
         if inspect.isfunction(public):
             yield pytest.param(public, id=name)
         for own, member in vars(public).items() if inspect.isclass(public) else ():
             is_theirs = not own.startswith("_") or own == "__init__"
-            if inspect.isfunction(member) and is_theirs and own != "ensure":  # for clusters, ours
+            # internal, for clusters
+            if inspect.isfunction(member) and is_theirs and own != "ensure":
                 yield pytest.param(member, id=f"{name}.{own}")
 
 
 @pytest.mark.parametrize("function", [*_list_public(), Remote.options, Remote.distribute])
-def test_a_program_can_look_up_the_types_of_parameters(function):
+def test_parameter_types_can_be_inspected(function):
     hints = typing.get_type_hints(function)
     shown = inspect.signature(function).parameters
     assert "return" in hints
-    others = hints.keys() - shown.keys() - {"return"}  # the mapping of keywords, which is not shown
+    others = hints.keys() - shown.keys() - {"return"}  # the mapping of keywords, which is hidden
     assert [hints[name] for name in others] in ([], [typing.Any])

@@ -1,4 +1,4 @@
-"""Text for terminals: what a rank prints cannot do more than print."""
+"""Sanitised text for terminals. Output of ranks can do nothing but print."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 @given(nasty)
 @example("\x1b\x1b[31m[2J")
 @example("\x1b]0;t\x1b\x1b[2J")
-def test_without_colour_no_control_is_left(text):
+def test_without_colour_no_control_character_remains(text):
     assert not CONTROLS.search(clean(text, colour=False))
 
 
 @settings(deadline=None, max_examples=500)
 @given(nasty)
-def test_with_colour_only_colours_are_left_and_they_are_reset(text):
+def test_with_colour_only_colours_remain_and_are_reset(text):
     cleaned = clean(text, colour=True)
     assert not CONTROLS.search(re.sub(r"\x1b\[[0-9;:]*m", "", cleaned))
     if "\x1b" in cleaned:
@@ -96,7 +96,7 @@ class Tty(io.StringIO):
         ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, io.StringIO(), False),
     ],
 )
-def test_who_wants_colour(monkeypatch, env, stream, wanted):
+def test_colour_decision(monkeypatch, env, stream, wanted):
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -105,7 +105,7 @@ def test_who_wants_colour(monkeypatch, env, stream, wanted):
     assert wants_colour(stream) is wanted
 
 
-def test_a_closed_stream_is_no_terminal():
+def test_closed_stream_is_not_a_terminal():
     stream = io.StringIO()
     stream.close()
     assert not is_terminal(stream)

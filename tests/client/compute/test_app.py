@@ -1,4 +1,4 @@
-"""Apps: a command on every node, and a world that a bare torchrun line forms by itself."""
+"""Apps. Every node runs a command, and a bare torchrun line forms one world."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHOW = 'echo "$NNODES $NODE_RANK $PET_NNODES $PET_NODE_RANK $PET_MASTER_ADDR $NP
 
 @pytest.fixture(params=["local", pytest.param("kubernetes", marks=pytest.mark.cluster)])
 def engine(request, monkeypatch, tmp_path):
-    """A project folder, and an engine to run it on."""
+    """Create a project folder, and return an engine to run it on."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "windlass.toml").touch()
     if request.param == "kubernetes":
@@ -43,7 +43,7 @@ def engine(request, monkeypatch, tmp_path):
 
 @pytest.fixture
 def deploy():
-    """Deploys, and ends what is left."""
+    """Deploy apps, and end the remaining ones on exit."""
     jobs: list[kt.Job] = []
 
     def deploy(app, **how):
@@ -107,7 +107,9 @@ def test_the_steps_of_its_image_come_first(deploy, tmp_path):
         failing.job.result()
 
 
-def test_volumes_and_secrets_are_there_and_unseen(engine, deploy, tmp_path, monkeypatch, request):
+def test_volumes_and_secrets_are_available_and_hidden(
+    engine, deploy, tmp_path, monkeypatch, request
+):
     monkeypatch.setenv("API_KEY", "s3cr3t-value")
     monkeypatch.delenv("WINDLASS_VOLUMES", raising=False)
     volume = Volume(name="app-data", size="1Gi", mount_path="/data")
@@ -143,7 +145,7 @@ def local(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("local")
-def test_nothing_starts_when_it_is_made(home):
+def test_nothing_starts_on_creation(home):
     app = kt.app(name="idle", cli_command="torchrun --nnodes=4 train.py", gpus=8, replicas=4)
     assert "App('idle', 'torchrun --nnodes=4 train.py', replicas=4)" in repr(app)
     with pytest.raises(kt.JobNotFound, match="app idle was not deployed yet\n"):
@@ -152,7 +154,7 @@ def test_nothing_starts_when_it_is_made(home):
 
 
 @pytest.mark.usefixtures("local")
-def test_one_of_a_name_runs_at_a_time(deploy, tmp_path):
+def test_name_runs_once_at_a_time(deploy, tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     app = kt.app(name="only", cli_command=f"cat {fifo}")
@@ -165,12 +167,12 @@ def test_one_of_a_name_runs_at_a_time(deploy, tmp_path):
     assert first.status().phase.value == "cancelled"
     assert first.verdict().message == "only is deployed again"
     assert second.wait(60).phase.value == "succeeded"
-    third = deploy(kt.app(name="only", cli_command="true"))  # the second has ended
+    third = deploy(kt.app(name="only", cli_command="true"))  # the second one has ended
     assert third.wait(60).phase.value == "succeeded"
 
 
 @pytest.mark.usefixtures("local")
-def test_any_process_finds_it_by_its_name(deploy):
+def test_app_is_found_by_name_in_any_process(deploy):
     deploy(kt.app(name="found", cli_command="echo hello")).wait(60)
     again = kt.app(name="found", cli_command="echo hello")
     assert again.status().phase.value == "succeeded"
@@ -178,14 +180,14 @@ def test_any_process_finds_it_by_its_name(deploy):
 
 
 @pytest.mark.usefixtures("local")
-def test_variables_of_the_user_s_own_win(deploy):
+def test_user_variables_win(deploy):
     own = {"NPROC_PER_NODE": "3", "PET_NNODES": "7"}
     app = kt.app(name="own", cli_command=SHOW, gpus=2, env=own, pretend_gpus=True)
     deploy(app).wait(60)
     assert lines_of(app) == ["1 0 7 0 127.0.0.1 3"]
 
 
-def test_a_folder_to_work_in(engine, deploy, tmp_path):
+def test_working_folder(engine, deploy, tmp_path):
     (tmp_path / "deep" / "sub").mkdir(parents=True)
     (tmp_path / "deep" / "sub" / "file").touch()
     app = kt.app(name="in-sub", cli_command="pwd", root="deep", working_dir="sub")
@@ -221,12 +223,12 @@ def test_commands_are_split_as_a_shell_would(command, argv):
         ("torchrun --standalone --nnodes=1 t.py", 3, 3),
     ],
 )
-def test_how_many_nodes(command, replicas, nodes):
+def test_number_of_nodes(command, replicas, nodes):
     assert kt.app(cli_command=command, replicas=replicas).replicas == nodes
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ({"cli_command": ""}, "cli_command is empty"),
         ({"cli_command": "echo 'a"}, "cannot be read: No closing quotation\n  hint: close"),
@@ -244,13 +246,13 @@ def test_how_many_nodes(command, replicas, nodes):
         ),
     ],
 )
-def test_mistakes_are_told_when_it_is_made(given, told):
-    with pytest.raises(kt.SpecError, match=told):
+def test_mistakes_are_reported_on_creation(given, expected):
+    with pytest.raises(kt.SpecError, match=expected):
         kt.app(**given)
 
 
 @pytest.mark.usefixtures("local")
-def test_a_command_that_is_not_here_is_told_before_anything_starts(home):
+def test_missing_command_is_reported_before_anything_starts(home):
     with pytest.raises(kt.SpecError, match="there is no command 'no-such-thing' here"):
         kt.app(cli_command="no-such-thing --now").deploy()
     assert not (home / "jobs").exists()

@@ -1,4 +1,4 @@
-"""Hints that are shown in Python speak Python."""
+"""Hints shown in Python, which name keywords instead of flags."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_flags_are_keywords(said, meant):
     assert speak_python(said) == (meant or said)
 
 
-def test_the_hint_of_a_compute_that_does_not_fit():
+def test_hint_of_a_compute_that_does_not_fit():
     pod = {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]}}
     sentence = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. preemption: 0/2 nodes are available"
     hint = speak_python(diagnose(pod, sentence).hint)

@@ -1,4 +1,4 @@
-"""The client's side of a call, against a lead that says what is written here: what it hears to its end."""
+"""Client side of a call against a scripted lead, from sending to the end."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def make_verdict(**fields):
     return Verdict(**{**about, "next": f"windlass logs {JOB} --rank 1", **fields})
 
 
-# -- said and answered ---------------------------------------------------------------------------
+# -- sent and answered ---------------------------------------------------------------------------
 
 
-def test_a_call_is_said_and_its_answers_come_back():
-    def lead(line):
-        line.welcome()
-        message, body = line.hear_call()
+def test_call_is_sent_and_answered():
+    def lead(connection):
+        connection.welcome()
+        message, body = connection.hear_call()
         assert (message.id, message.profile, message.sizes) == (CALL, "profile-1", [len(body)])
         assert pickle.loads(body) == ("what", "is called")
-        line.give("zero", {"one": 1})
-        line.hear_end()
+        connection.give("zero", {"one": 1})
+        connection.hear_end()
 
     with scripted(lead) as home:
         call = home.make_call(("what", "is called"))
@@ -55,23 +55,23 @@ def test_a_call_is_said_and_its_answers_come_back():
         reply = call.follow()
         assert (reply.state, reply.verdict, reply.error()) == ("returned", None, None)
         assert [reply.value(rank) for rank in (0, 1)] == ["zero", {"one": 1}]
-        assert len(home.idle) == 1  # for the next call
+        assert len(home.idle) == 1  # of the next call
 
 
-def test_a_profile_is_said_once_per_line():
-    def one(line):
-        line.welcome()
-        line.hear_call()
-        line.give(1)
-        line.hear(AskCall)  # at once
-        line.give(2)
-        line.hear_end()
+def test_profile_is_sent_once_per_connection():
+    def one(connection):
+        connection.welcome()
+        connection.hear_call()
+        connection.give(1)
+        connection.hear(AskCall)  # without another profile
+        connection.give(2)
+        connection.hear_end()
 
-    def another(line):
-        line.welcome()
-        line.hear_call()
-        line.give(3)
-        line.hear_end()
+    def another(connection):
+        connection.welcome()
+        connection.hear_call()
+        connection.give(3)
+        connection.hear_end()
 
     with scripted(one, another) as home:
         for value in (1, 2, 3):
@@ -82,17 +82,17 @@ def test_a_profile_is_said_once_per_line():
             assert call.follow().value(0) == value
 
 
-def test_what_is_said_of_other_calls_is_not_taken_for_this_one():
-    """A line may still bring the end of a call that was let go."""
+def test_messages_about_other_calls_are_ignored():
+    """A connection may still deliver the end of an abandoned call."""
 
-    def lead(line):
-        line.welcome()
-        line.hear_call()
-        line.say(CallResults(id="another", ends=True, answers=[]))
-        line.say(CallEnded(id="another", state="cancelled"))
-        line.say(Heartbeat())
-        line.give("mine")
-        line.hear_end()
+    def lead(connection):
+        connection.welcome()
+        connection.hear_call()
+        connection.say(CallResults(id="another", ends=True, answers=[]))
+        connection.say(CallEnded(id="another", state="cancelled"))
+        connection.say(Heartbeat())
+        connection.give("mine")
+        connection.hear_end()
 
     with scripted(lead) as home:
         call = home.make_call()
@@ -100,14 +100,14 @@ def test_what_is_said_of_other_calls_is_not_taken_for_this_one():
         assert call.follow().value(0) == "mine"
 
 
-def test_what_ranks_print_and_what_the_lead_says_reach_the_user(capsys):
-    def lead(line):
-        line.welcome()
-        line.hear_call()
-        line.say(CallPrinted(id=CALL, rank=3), b"printed\n")
-        line.say(CallSaid(id=CALL, line="node 1: installing"))
-        line.give(None)
-        line.hear_end()
+def test_output_of_ranks_and_of_the_lead_reaches_the_user(capsys):
+    def lead(connection):
+        connection.welcome()
+        connection.hear_call()
+        connection.say(CallPrinted(id=CALL, rank=3), b"printed\n")
+        connection.say(CallSaid(id=CALL, connection="node 1: installing"))
+        connection.give(None)
+        connection.hear_end()
 
     with scripted(lead) as home:
         call = home.make_call()
@@ -117,21 +117,26 @@ def test_what_ranks_print_and_what_the_lead_says_reach_the_user(capsys):
     assert capsys.readouterr().err == "windlass: node 1: installing\n"
 
 
-def test_while_a_call_waits_its_compute_is_looked_after(monkeypatch):
+def test_compute_is_watched_while_a_call_waits(monkeypatch):
     check_often(monkeypatch)
     queue = "waiting for the call first-call to end, and 1 more wait before this one"
     waits_for = ["waiting for node 1", f"{queue}; windlass cancel first-call ends it"]
 
-    def lead(line):
-        line.welcome()
-        line.hear_call()
-        line.say(CallWaiting(id=CALL, what="waiting for node 1"))
-        wait_for(lambda: home.looked_after[:1] == waits_for[:1], "it is told at once")
-        line.say(CallQueued(id=CALL, ahead=2, first="first-call"))
-        wait_for(lambda: home.looked_after[-1] == waits_for[1], "it is told when that lasts")
-        line.say(CallStarted(id=CALL))
-        line.give(None)
-        line.hear_end()
+    def lead(connection):
+        connection.welcome()
+        connection.hear_call()
+        connection.say(CallWaiting(id=CALL, what="waiting for node 1"))
+        wait_for(
+            lambda: home.looked_after[:1] == waits_for[:1], "the reason is passed on immediately"
+        )
+        connection.say(CallQueued(id=CALL, ahead=2, first="first-call"))
+        wait_for(
+            lambda: home.looked_after[-1] == waits_for[1],
+            "the reason is passed on when the wait continues",
+        )
+        connection.say(CallStarted(id=CALL))
+        connection.give(None)
+        connection.hear_end()
 
     with scripted(lead) as home:
         call = home.make_call()
@@ -140,24 +145,24 @@ def test_while_a_call_waits_its_compute_is_looked_after(monkeypatch):
         assert set(home.looked_after) == set(waits_for)
 
 
-def test_to_cancel_is_said_over_another_line():
-    def lead(line):
-        line.welcome()
-        line.hear_call()
-        lines.append(line.socket.dup())  # its end comes when it was cancelled
+def test_cancel_uses_another_connection():
+    def lead(connection):
+        connection.welcome()
+        connection.hear_call()
+        connections.append(connection.socket.dup())  # the end is sent after the cancellation
 
-    def cancelled(line):
-        line.hear(Hello)
-        line.say(Welcome())
-        order = line.hear(EndCall)
+    def cancelled(connection):
+        connection.hear(Hello)
+        connection.say(Welcome())
+        order = connection.hear(EndCall)
         assert (order.id, order.why, order.interrupt) == (CALL, "enough", True)
-        line.say(Heard(id=CALL))
-        line.socket = lines.pop()
+        connection.say(Heard(id=CALL))
+        connection.socket = connections.pop()
         verdict = make_verdict(kind=FailureKind.CANCELLED, rank=None, message="enough")
-        line.say(CallEnded(id=CALL, state="cancelled", verdict=verdict))
-        line.socket.close()
+        connection.say(CallEnded(id=CALL, state="cancelled", verdict=verdict))
+        connection.socket.close()
 
-    lines = []
+    connections = []
     with scripted(lead, cancelled) as home:
         call = home.make_call()
         call.send()
@@ -169,13 +174,13 @@ def test_to_cancel_is_said_over_another_line():
 # -- waiting -------------------------------------------------------------------------------------
 
 
-def test_who_does_not_want_to_wait_longer_may_wait_again():
-    def lead(line):
-        line.welcome()
-        line.hear_call()
+def test_wait_that_timed_out_can_be_repeated():
+    def lead(connection):
+        connection.welcome()
+        connection.hear_call()
         assert has_waited.wait(WAIT_S)
-        line.give("late")
-        line.hear_end()
+        connection.give("late")
+        connection.hear_end()
 
     has_waited = threading.Event()
     with scripted(lead) as home:
@@ -187,15 +192,15 @@ def test_who_does_not_want_to_wait_longer_may_wait_again():
         assert call.follow().value(0) == "late"
 
 
-def test_a_detached_call_is_let_go_when_it_was_accepted():
-    def lead(line):
-        line.welcome()
-        line.hear_call()
-        line.say(CallAccepted(id="another"))
-        line.say(CallAgain(id=CALL, has="digest-1"))
-        line.hear(AskCall)
-        line.say(CallAccepted(id=CALL))
-        line.hear_end()
+def test_detached_call_is_released_after_acceptance():
+    def lead(connection):
+        connection.welcome()
+        connection.hear_call()
+        connection.say(CallAccepted(id="another"))
+        connection.say(CallAgain(id=CALL, has="digest-1"))
+        connection.hear(AskCall)
+        connection.say(CallAccepted(id=CALL))
+        connection.hear_end()
 
     with scripted(lead) as home:
         call = home.make_call()
@@ -204,27 +209,27 @@ def test_a_detached_call_is_let_go_when_it_was_accepted():
         assert len(home.idle) == 1
 
 
-# -- what the lead lacks -------------------------------------------------------------------------
+# -- missing code and objects --------------------------------------------------------------------
 
 
-def test_code_is_said_before_the_call_and_again_from_where_the_lead_is():
+def test_code_is_sent_before_the_call_and_again_from_the_leads_version():
     asked = []
 
     def make_sync(has):
         asked.append(has)
         return SyncCode(project="p", base=has, digest="digest-2"), f"from {has}".encode()
 
-    def lead(line):
-        line.welcome()
-        order, body = line.hear_whole(SyncCode)
+    def lead(connection):
+        connection.welcome()
+        order, body = connection.hear_whole(SyncCode)
         assert (order.base, body) == ("digest-0", b"from digest-0")
-        line.hear_call()
-        line.say(CallAgain(id=CALL, has="digest-1"))
-        order, body = line.hear_whole(SyncCode)
+        connection.hear_call()
+        connection.say(CallAgain(id=CALL, has="digest-1"))
+        order, body = connection.hear_whole(SyncCode)
         assert (order.base, body) == ("digest-1", b"from digest-1")
-        assert line.hear(AskCall).id == CALL
-        line.give("done")
-        line.hear_end()
+        assert connection.hear(AskCall).id == CALL
+        connection.give("done")
+        connection.hear_end()
 
     with scripted(lead) as home:
         call = home.make_call(make_sync=make_sync, has="digest-0")
@@ -233,16 +238,16 @@ def test_code_is_said_before_the_call_and_again_from_where_the_lead_is():
     assert asked == ["digest-0", "digest-1"]
 
 
-def test_what_makes_an_object_is_said_where_it_is_asked_for(capsys):
-    def lead(line):
-        line.welcome()
-        line.hear_call()
-        line.say(CallAgain(id=CALL, make=True))
-        order, body = line.hear_whole(MakeObject)
+def test_object_is_sent_on_request(capsys):
+    def lead(connection):
+        connection.welcome()
+        connection.hear_call()
+        connection.say(CallAgain(id=CALL, make=True))
+        order, body = connection.hear_whole(MakeObject)
         assert (order.sizes, body) == ([5, 4], b"classargs")
-        line.hear(AskCall)
-        line.give("done")
-        line.hear_end()
+        connection.hear(AskCall)
+        connection.give("done")
+        connection.hear_end()
 
     with scripted(lead) as home:
         call = home.make_call(constructor=[b"class", b"args"], was_made=True)
@@ -254,12 +259,12 @@ def test_what_makes_an_object_is_said_where_it_is_asked_for(capsys):
     )
 
 
-def test_an_object_that_nobody_here_can_make_is_lost():
-    def lead(line):
-        line.welcome()
-        line.hear_call()
-        line.say(CallAgain(id=CALL, make=True))
-        line.hear_end()
+def test_object_that_cannot_be_created_is_lost():
+    def lead(connection):
+        connection.welcome()
+        connection.hear_call()
+        connection.say(CallAgain(id=CALL, make=True))
+        connection.hear_end()
 
     with scripted(lead) as home:
         call = home.make_call()
@@ -272,15 +277,15 @@ def test_an_object_that_nobody_here_can_make_is_lost():
 # -- streams -------------------------------------------------------------------------------------
 
 
-def test_what_is_yielded_comes_in_order():
-    def lead(line):
-        line.welcome()
-        line.hear_call()
+def test_items_arrive_in_order():
+    def lead(connection):
+        connection.welcome()
+        connection.hear_call()
         for number in range(3):
             body = pickle.dumps(number)
-            line.say(CallResult(id=CALL, rank=0, sizes=[len(body)]), body)
-        line.give(None)
-        line.hear_end()
+            connection.say(CallResult(id=CALL, rank=0, sizes=[len(body)]), body)
+        connection.give(None)
+        connection.hear_end()
 
     with scripted(lead) as home:
         call = home.make_call()
@@ -292,21 +297,21 @@ def test_what_is_yielded_comes_in_order():
 # -- failures ------------------------------------------------------------------------------------
 
 
-def fail(line, error, *, verdict=None, **about):
-    """Rank 1 raises, and the call has failed."""
+def fail(connection, error, *, verdict=None, **about):
+    """Report that rank 1 raised and the call failed."""
     body = pickle.dumps(error)
     info = ErrorInfo(type=f"builtins.{type(error).__name__}", message=str(error))
-    told = {"rank": 1, "state": "raised", "sizes": [len(body)], "error": info, **about}
-    line.say(CallResults(id=CALL, ends=False, answers=[CallAnswer(**told)]), body)
-    line.say(CallEnded(id=CALL, state="failed", verdict=verdict or make_verdict()))
-    line.hear_end()
+    outcome = {"rank": 1, "state": "raised", "sizes": [len(body)], "error": info, **about}
+    connection.say(CallResults(id=CALL, ends=False, answers=[CallAnswer(**outcome)]), body)
+    connection.say(CallEnded(id=CALL, state="failed", verdict=verdict or make_verdict()))
+    connection.hear_end()
 
 
 def follow_failure(error):
-    def lead(line):
-        line.welcome()
-        line.hear_call()
-        fail(line, error)
+    def lead(connection):
+        connection.welcome()
+        connection.hear_call()
+        fail(connection, error)
 
     with scripted(lead) as home:
         call = home.make_call()
@@ -314,29 +319,29 @@ def follow_failure(error):
         return call.follow()
 
 
-def test_what_a_rank_raised_is_raised_here_as_itself():
+def test_exception_of_a_rank_is_raised_with_its_type():
     error = follow_failure(KeyError("missing")).error()
     assert type(error) is builtins.KeyError
     assert error.args == ("missing",)
 
 
-def test_a_rank_that_left_does_not_end_this_process():
+def test_exit_of_a_rank_does_not_exit_this_process():
     error = follow_failure(SystemExit(3)).error()
     assert isinstance(error, RankFailed)
 
 
-def test_what_to_do_next_is_said_of_the_call():
+def test_hint_is_about_the_call():
     verdict = follow_failure(ValueError("no")).verdict
     assert verdict.next == f"windlass logs {CALL} --rank 1"
 
 
-def test_a_value_that_cannot_be_rebuilt_here_is_told_so():
-    def lead(line):
-        line.welcome()
-        line.hear_call()
+def test_value_that_cannot_be_rebuilt_is_reported():
+    def lead(connection):
+        connection.welcome()
+        connection.hear_call()
         answers = [CallAnswer(rank=0, sizes=[7])]
-        line.say(CallResults(id=CALL, ends=True, answers=answers), b"garbage")
-        line.hear_end()
+        connection.say(CallResults(id=CALL, ends=True, answers=answers), b"garbage")
+        connection.hear_end()
 
     with scripted(lead) as home:
         call = home.make_call()

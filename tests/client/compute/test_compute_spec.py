@@ -1,4 +1,4 @@
-"""From keywords to nodes: what is decided, what is refused, what makes nodes others."""
+"""Node specs from keywords: defaults, refusals, and changes that need new nodes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from windlass.spec.work import RunStep
 
 
 @pytest.fixture(autouse=True)
-def nowhere(monkeypatch, tmp_path):
+def no_cluster(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
 
 
-def test_without_a_cluster_it_is_this_machine():
+def test_default_without_a_cluster_is_this_machine():
     wanted = decide({})
     assert wanted.where.engine == "local"
     assert (wanted.pod, wanted.procs, wanted.ttl_s) == (None, 1, None)
 
 
-def test_a_gpu_is_a_rank():
+def test_one_rank_per_gpu():
     assert decide({"gpus": 8}).procs == 8
 
 
@@ -36,14 +36,14 @@ def test_an_image_brings_steps_and_variables():
     assert dict(wanted.env) == {"A": "1", "B": "3"}
 
 
-def test_what_can_change_in_place_does_not_make_other_nodes():
+def test_changes_in_place_need_no_new_nodes():
     one = decide({"env": {"A": "1"}, "inactivity_ttl": 5, "image": images.python("3.12")})
     other = decide({"env": {}, "inactivity_ttl": "9m", "image": images.python("3.12").run("true")})
     assert one.digest == other.digest
 
 
 def make_interpreters(folder):
-    """As a virtual environment has them: links to one file, or to each other."""
+    """Create interpreters as virtual environments have them, with links to one file or to each other."""
     folder.mkdir(parents=True)
     (folder / "python").symlink_to(os.path.realpath(sys.executable))
     for name in ("python3", "python3.99"):
@@ -51,8 +51,8 @@ def make_interpreters(folder):
     return [str(folder / name) for name in ("python", "python3", "python3.99")]
 
 
-def test_one_interpreter_under_several_names_does_not_make_other_nodes(monkeypatch, tmp_path):
-    """Whoever runs the client with it, and whoever names it."""
+def test_other_name_of_the_same_interpreter_needs_no_new_nodes(monkeypatch, tmp_path):
+    """The name may come from the running interpreter or from a setting."""
     paths = make_interpreters(tmp_path / "venv" / "bin")
     (tmp_path / "link").symlink_to("venv")
     paths.append(str(tmp_path / "link" / "bin" / "python"))
@@ -65,8 +65,8 @@ def test_one_interpreter_under_several_names_does_not_make_other_nodes(monkeypat
     assert len(digests) == 1
 
 
-def test_interpreters_of_two_environments_make_other_nodes(monkeypatch, tmp_path):
-    """Also where both are links to one file: their packages differ."""
+def test_interpreter_of_another_environment_needs_new_nodes(monkeypatch, tmp_path):
+    """Both may be links to one file, but their packages differ."""
     one, other = (make_interpreters(tmp_path / name / "bin")[0] for name in ("one", "other"))
     monkeypatch.setattr("sys.executable", one)
     there = decide({}).make_plan("nodes", 1, ()).work
@@ -116,7 +116,7 @@ def test_secrets_are_in_no_repr(monkeypatch):
     assert "swordfish" not in repr(wanted)
 
 
-def test_variables_that_are_set_changed_and_taken_away():
+def test_variables_that_are_added_changed_and_removed():
     before = decide({"env": {"A": "1", "B": "1", "C": "1"}}).make_plan("t", 1, ()).env
     wanted = decide({"env": {"A": "1", "B": "2", "D": "1"}})
     assert wanted.compare_env(before) == {"B": "2", "C": None, "D": "1"}

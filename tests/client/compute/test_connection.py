@@ -1,4 +1,4 @@
-"""A client's connection to a lead: frames whole and in order, and whether anybody is still there."""
+"""Connection of a client to a lead: complete frames in order, and detection of dead peers."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from windlass.wire.messages.jobs import Heard
 from windlass.wire.messages.link import Heartbeat, Hello, Refused, Welcome
 
 
-def greet(line: LeadEnd) -> None:
-    hello = line.hear(Hello)
+def greet(connection: LeadEnd) -> None:
+    hello = connection.hear(Hello)
     assert (hello.role, hello.job_id) == ("client", "warm-ab2cd")
-    line.say(Welcome())
+    connection.say(Welcome())
 
 
-def test_what_the_lead_says_comes_in_order_without_its_heartbeats():
-    def lead(line):
-        greet(line)
-        line.say(Heartbeat())
-        line.say(CallAccepted(id="a"), b"body")
-        line.say(Heartbeat())
-        line.say(CallStarted(id="b"))
-        line.hear_end()
+def test_messages_arrive_in_order_without_heartbeats():
+    def lead(connection):
+        greet(connection)
+        connection.say(Heartbeat())
+        connection.say(CallAccepted(id="a"), b"body")
+        connection.say(Heartbeat())
+        connection.say(CallStarted(id="b"))
+        connection.hear_end()
 
     with scripted(lead) as home:
         connection = home.dial()
@@ -45,12 +45,12 @@ def test_what_the_lead_says_comes_in_order_without_its_heartbeats():
         connection.close()
 
 
-def test_a_frame_that_comes_byte_by_byte_is_whole():
-    def lead(line):
-        greet(line)
+def test_frame_that_arrives_byte_by_byte_is_complete():
+    def lead(connection):
+        greet(connection)
         for byte in render_frame(CallAccepted(id="a"), b"body"):
-            line.socket.sendall(bytes([byte]))
-        line.hear_end()
+            connection.socket.sendall(bytes([byte]))
+        connection.hear_end()
 
     with scripted(lead) as home:
         connection = home.dial()
@@ -58,16 +58,16 @@ def test_a_frame_that_comes_byte_by_byte_is_whole():
         connection.close()
 
 
-def test_a_large_body_arrives_whole():
+def test_large_body_arrives_complete():
     segments = [b"a" * (3 << 20), memoryview(b"b" * (1 << 20)), b"c"]
 
-    def lead(line):
-        greet(line)
-        message, body = line.hear_whole(MakeObject)
+    def lead(connection):
+        greet(connection)
+        message, body = connection.hear_whole(MakeObject)
         assert message.sizes == [len(segment) for segment in segments]
         assert body == b"".join(segments)
-        line.say(Heard())
-        line.hear_end()
+        connection.say(Heard())
+        connection.hear_end()
 
     with scripted(lead) as home:
         connection = home.dial()
@@ -76,12 +76,12 @@ def test_a_large_body_arrives_whole():
         connection.close()
 
 
-def test_parts_come_in_order():
-    def lead(line):
-        greet(line)
-        parts = [line.hear_whole(PayloadPart) for _ in range(2)]
+def test_parts_arrive_in_order():
+    def lead(connection):
+        greet(connection)
+        parts = [connection.hear_whole(PayloadPart) for _ in range(2)]
         assert parts == [(PayloadPart(payload="k"), b"one"), (PayloadPart(payload="k"), b"two")]
-        line.hear_end()
+        connection.hear_end()
 
     with scripted(lead) as home:
         connection = home.dial()
@@ -89,26 +89,26 @@ def test_parts_come_in_order():
         connection.close()
 
 
-# -- who is there --------------------------------------------------------------------------------
+# -- broken connections -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["hangs up", "says something else"])
 def test_without_a_welcome_there_is_no_connection(how):
-    def lead(line):
-        line.hear(Hello)
+    def lead(connection):
+        connection.hear(Hello)
         if how == "says something else":
-            line.say(Heard())
-            line.hear_end()
+            connection.say(Heard())
+            connection.hear_end()
 
     with scripted(lead) as home, pytest.raises(ConnectionBroken):
         home.dial()
 
 
-def test_a_client_that_is_refused_is_told_why():
-    def lead(line):
-        line.hear(Hello)
-        line.say(Refused(why="another version", hint="use the same one"))
-        line.hear_end()
+def test_refused_client_gets_the_reason():
+    def lead(connection):
+        connection.hear(Hello)
+        connection.say(Refused(why="another version", hint="use the same one"))
+        connection.hear_end()
 
     with scripted(lead) as home:
         with pytest.raises(ProtocolError, match="another version") as caught:
@@ -116,7 +116,7 @@ def test_a_client_that_is_refused_is_told_why():
         assert caught.value.hint == "use the same one"
 
 
-def test_a_lead_that_hangs_up_breaks_the_line():
+def test_lead_that_hangs_up_breaks_the_connection():
     with scripted(greet) as home:
         connection = home.dial()
         with pytest.raises(ConnectionBroken):
@@ -126,11 +126,11 @@ def test_a_lead_that_hangs_up_breaks_the_line():
         connection.close()
 
 
-def test_a_question_that_is_not_answered_in_time_breaks_the_line():
-    def lead(line):
-        greet(line)
-        line.hear(EndCall)
-        line.hear_end()
+def test_unanswered_request_breaks_the_connection():
+    def lead(connection):
+        greet(connection)
+        connection.hear(EndCall)
+        connection.hear_end()
 
     with scripted(lead) as home:
         connection = home.dial()
@@ -151,11 +151,11 @@ def test_a_question_that_is_not_answered_in_time_breaks_the_line():
         ),
     ],
 )
-def test_what_no_lead_says_is_refused(header, why):
-    def lead(line):
-        greet(line)
-        line.say(header)
-        line.hear_end()
+def test_invalid_message_of_a_lead_is_refused(header, why):
+    def lead(connection):
+        greet(connection)
+        connection.say(header)
+        connection.hear_end()
 
     with scripted(lead) as home:
         connection = home.dial()
@@ -165,11 +165,11 @@ def test_what_no_lead_says_is_refused(header, why):
 
 
 def test_an_answer_of_another_kind_is_refused():
-    def lead(line):
-        greet(line)
-        line.hear(AskInfo)
-        line.say(CallUnknown(id="a"))
-        line.hear_end()
+    def lead(connection):
+        greet(connection)
+        connection.hear(AskInfo)
+        connection.say(CallUnknown(id="a"))
+        connection.hear_end()
 
     with scripted(lead) as home:
         connection = home.dial()
@@ -178,10 +178,10 @@ def test_an_answer_of_another_kind_is_refused():
         connection.close()
 
 
-def test_a_line_knows_which_lead_is_at_its_end():
-    def lead(line):
-        line.welcome(born="lead-7", num_calls=3)
-        line.hear_end()
+def test_connection_identifies_its_lead():
+    def lead(connection):
+        connection.welcome(born="lead-7", num_calls=3)
+        connection.hear_end()
 
     with scripted(lead) as home:
         connection = home.dial()
@@ -190,14 +190,14 @@ def test_a_line_knows_which_lead_is_at_its_end():
         connection.close()
 
 
-# -- lines that were not used for a while --------------------------------------------------------
+# -- idle connections ---------------------------------------------------------------------------
 
 
-def test_a_line_that_was_used_just_now_is_not_asked():
-    def lead(line):
-        line.hear(Hello)
-        line.say_all(Welcome(), Heartbeat())
-        line.hear_end()  # nothing came
+def test_recently_used_connection_is_not_checked():
+    def lead(connection):
+        connection.hear(Hello)
+        connection.say_all(Welcome(), Heartbeat())
+        connection.hear_end()  # no message arrived
 
     with scripted(lead) as home:
         connection = home.dial()
@@ -205,7 +205,7 @@ def test_a_line_that_was_used_just_now_is_not_asked():
         connection.close()
 
 
-def test_a_line_at_whose_end_nobody_is_any_more_is_not_alive():
+def test_connection_with_a_closed_peer_is_not_alive():
     with scripted(greet) as home:
         connection = home.dial()
         with pytest.raises(ConnectionBroken):
@@ -219,13 +219,13 @@ def test_a_line_at_whose_end_nobody_is_any_more_is_not_alive():
     [(make_info(num_calls=12), True), (Heard(), False), (Refused(why="no"), False)],
     ids=["info", "something else", "refused"],
 )
-def test_a_line_that_was_idle_is_asked(answer, is_alive):
-    def lead(line):
-        line.hear(Hello)
-        line.say_all(Welcome(), CallStarted(id="old"), Heartbeat())
-        line.hear(AskInfo)
-        line.say(answer)
-        line.hear_end()
+def test_idle_connection_is_checked(answer, is_alive):
+    def lead(connection):
+        connection.hear(Hello)
+        connection.say_all(Welcome(), CallStarted(id="old"), Heartbeat())
+        connection.hear(AskInfo)
+        connection.say(answer)
+        connection.hear_end()
 
     with scripted(lead) as home:
         connection = home.dial()

@@ -1,4 +1,4 @@
-"""Decorated functions and classes: nothing starts until they are deployed; inside ranks they are plain."""
+"""Decorated functions and classes. They start when they are deployed, and are plain inside ranks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Other(Counter):
 
 @pytest.fixture
 def load(tmp_path, monkeypatch):
-    """Import source as a module that ranks can import, too."""
+    """Import source as a module that ranks can import as well."""
     (tmp_path / "windlass.toml").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -65,7 +65,7 @@ def load(tmp_path, monkeypatch):
 
 @pytest.fixture(params=["local", pytest.param("kubernetes", marks=pytest.mark.cluster)])
 def module(request, load, monkeypatch, tmp_path):
-    """The module above, on an engine; its nodes are gone afterwards."""
+    """Deploy the module above on an engine, and remove its nodes on exit."""
     if request.param == "kubernetes":
         monkeypatch.undo()
         monkeypatch.setenv("WINDLASS_HOME", str(tmp_path / "home"))
@@ -106,20 +106,20 @@ def test_nothing_starts_when_a_module_is_imported(load, home):
     assert module.train.__doc__ == "What it does."
     assert str(inspect.signature(module.train)) == "(word, *, times=1)"
     assert "not deployed here" in repr(module.train)
-    assert module.Other(3).count == 3  # a subclass is a class of its own, and here
+    assert module.Other(3).count == 3  # a subclass is a separate class, and runs here
     assert not home.exists()
 
 
-def test_what_is_not_deployed_says_so(load):
+def test_call_without_deployment_has_a_hint(load):
     module = load(MODULE)
     with pytest.raises(
         kt.SpecError, match="train is not deployed\n  hint: windlass deploy "
-    ) as told:
+    ) as error:
         module.train("a")
-    assert "train.local(...) runs it here" in told.value.hint
+    assert "train.local(...) runs it here" in error.value.hint
 
 
-def test_it_travels_by_name_where_it_has_one(load, monkeypatch):
+def test_importable_function_is_sent_by_name(load, monkeypatch):
     module = load(MODULE)
     sent = cloudpickle.dumps((module.train, module.Counter))
     assert b"decorated_here" in sent
@@ -132,7 +132,7 @@ def test_it_travels_by_name_where_it_has_one(load, monkeypatch):
     assert inspect.isclass(cls)
 
 
-def test_it_travels_by_value_where_it_has_none():
+def test_local_function_is_sent_by_value():
     @kt.distribute(workers=2)
     def count(number):
         return 0 if number == 0 else 1 + count(number - 1)
@@ -159,12 +159,12 @@ def test_decorators_come_in_any_order_and_number():
         assert kt.distribute(workers=2)(target).marks.compute is None
         assert (
             kt.distribute("", workers=2)(target).marks.distribute["framework"] == ""
-        )  # the setting's
+        )  # the setting decides
     assert kt.compute(plain).local() == "here"
 
 
 @pytest.mark.parametrize(
-    ("decorate", "told"),
+    ("decorate", "error"),
     [
         (lambda: kt.compute(gpu=8), "Compute has no keyword 'gpu'\n  hint: did you mean 'gpus'"),
         (lambda: kt.distribute(worker=2), "no keyword 'worker'\n  hint: did you mean 'workers'"),
@@ -181,6 +181,6 @@ def test_decorators_come_in_any_order_and_number():
         ),
     ],
 )
-def test_mistakes_are_told_at_the_decorator(decorate, told):
-    with pytest.raises(kt.SpecError, match=told):
+def test_mistakes_are_reported_at_the_decorator(decorate, error):
+    with pytest.raises(kt.SpecError, match=error):
         decorate()

@@ -1,4 +1,4 @@
-"""How a callable is spread: the words that `.distribute` takes."""
+"""Distribution of a callable, by the arguments of `.distribute`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from windlass.client.compute.nodes.distribution import Distribution, make_spread
 from windlass.errors import SpecError
 
 
-def test_the_words_of_others_mean_the_same():
+def test_names_of_other_libraries_are_equivalent():
     wanted = Distribution(framework="pytorch", workers=4, procs=2)
     assert make_spread("pytorch", workers=4, procs=2) == wanted
     assert make_spread(num_workers=4, num_proc=2) == wanted
@@ -19,7 +19,7 @@ def test_with_monarch_every_worker_is_a_node():
     assert make_spread("monarch", workers=4).workers == 4
 
 
-def test_with_ray_the_head_is_a_node_beside_the_workers():
+def test_with_ray_the_head_is_an_additional_node():
     options = {"gpus": 1, "cpus": "4", "memory": "16Gi"}
     spread = make_spread("ray", workers=4, worker_node_options=options)
     assert (spread.workers, spread.min_workers, spread.worker_node_options) == (5, 0, options)
@@ -34,7 +34,7 @@ def test_with_ray_the_head_is_a_node_beside_the_workers():
         ("pytorch", {"gpus": 1}, "no effect with framework pytorch"),
     ],
 )
-def test_options_of_workers_that_mean_nothing(framework, options, message):
+def test_unsupported_options_of_workers(framework, options, message):
     with pytest.raises(SpecError, match=message):
         make_spread(framework, worker_node_options=options)
 
@@ -65,7 +65,7 @@ def test_a_range_of_nodes():
 
 
 @pytest.mark.parametrize("wrong", ["4:2", "0:2", ":2", "2:", "a:b", "2-4", "-1:2"])
-def test_ranges_that_are_none(wrong):
+def test_invalid_ranges(wrong):
     with pytest.raises(SpecError, match="workers must be 1 or more, or MIN:MAX") as caught:
         make_spread(workers=wrong)
     assert 'workers="2:4"' in caught.value.hint

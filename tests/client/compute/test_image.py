@@ -1,4 +1,4 @@
-"""Images: frozen, checked, and the same steps as JSON and as a Dockerfile."""
+"""Images: immutable, validated, and with equal steps in JSON and as a Dockerfile."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_images_by_name(image, ref):
     assert image == wl.Image(ref)
 
 
-def test_reading_what_a_user_gave():
+def test_reading_image_arguments():
     image = wl.Image("a:1")
     assert wl.Image.read(image) is image
     assert wl.Image.read("a:1") == image
@@ -83,7 +83,7 @@ def test_references(ref):
         (7, "write NAME:TAG"),
     ],
 )
-def test_references_that_are_none(ref, hint):
+def test_invalid_references(ref, hint):
     with pytest.raises(wl.SpecError) as caught:
         wl.Image(ref)
     assert hint in caught.value.hint
@@ -122,7 +122,7 @@ def test_packages(given, words):
         ("https://me:s3cret@example.org/x.whl", "with a Secret"),
     ],
 )
-def test_packages_that_are_none(given, hint):
+def test_invalid_packages(given, hint):
     with pytest.raises(wl.SpecError) as caught:
         wl.Image().pip_install(given)
     assert hint in caught.value.hint
@@ -146,7 +146,7 @@ def test_commands():
         ({"A": "\0"}, "must be text"),
     ],
 )
-def test_variables_that_are_none(given, message):
+def test_invalid_variables(given, message):
     with pytest.raises(wl.SpecError, match=message):
         wl.Image().env(given)
     with pytest.raises(wl.SpecError, match=message):
@@ -164,19 +164,19 @@ def test_variables_that_are_none(given, message):
         (lambda: wl.images.Debian, "did you mean debian?"),
     ],
 )
-def test_methods_that_are_not_there(look, message):
+def test_missing_methods(look, message):
     with pytest.raises(AttributeError, match=re.escape(message)):
         look()
 
 
 @pytest.mark.parametrize(("tag", "hint"), [(3.12, 'write "3.12"'), ("a b", 'write "3.12"')])
-def test_tags_that_are_none(tag, hint):
+def test_invalid_tags(tag, hint):
     with pytest.raises(wl.SpecError) as caught:
         wl.images.python(tag)
     assert hint in caught.value.hint
 
 
-def test_steps_that_are_none():
+def test_invalid_steps():
     with pytest.raises(wl.SpecError, match="'pip install x' is not a step of an image"):
         wl.Image(steps=["pip install x"])
 
@@ -216,7 +216,7 @@ def test_a_plain_dockerfile():
     )
 
 
-def test_what_no_dockerfile_can_hold():
+def test_steps_that_a_dockerfile_cannot_express():
     with pytest.raises(wl.SpecError, match="has no base image"):
         render_dockerfile(wl.Image().run("true"))
     with pytest.raises(wl.SpecError, match="the value of A has several lines"):

@@ -1,4 +1,4 @@
-"""The project as calls see it: what changed, what nodes lack, what does not compile."""
+"""Project files of calls: changes, files that nodes lack, and syntax errors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def root(tmp_path, monkeypatch):
     return folder
 
 
-def travel(root):
+def make_project(root):
     project = Project(root, travels=True)
     project.refresh()
     return project
 
 
-def test_a_version_changes_with_the_code_and_comes_back_with_it(root):
-    project = travel(root)
+def test_version_depends_on_the_code_only(root):
+    project = make_project(root)
     before = project.version
     (root / "a.py").write_text("A = 2")
     project.refresh()
@@ -38,14 +38,14 @@ def test_a_version_changes_with_the_code_and_comes_back_with_it(root):
     assert project.version == before
 
 
-def test_a_node_that_has_it_is_sent_nothing(root):
-    project = travel(root)
+def test_up_to_date_node_gets_nothing(root):
+    project = make_project(root)
     assert project.make_sync(project.version) is None
 
 
-def test_only_what_changed_travels(root):
+def test_only_changes_are_sent(root):
     (root / "large.bin").write_bytes(bytes(range(256)) * 4000)
-    project = travel(root)
+    project = make_project(root)
     before = project.version
     about, whole = project.make_sync("")
     assert about.base == EMPTY.digest
@@ -57,13 +57,13 @@ def test_only_what_changed_travels(root):
     assert len(changed) < 1000 < len(whole)
 
 
-def test_a_node_with_something_unknown_is_sent_all_of_it(root):
-    about, _ = travel(root).make_sync("of another life")
+def test_node_with_an_unknown_version_gets_everything(root):
+    about, _ = make_project(root).make_sync("of another life")
     assert about.base == EMPTY.digest
 
 
 def test_same_size_and_same_second(root):
-    project = travel(root)
+    project = make_project(root)
     seen = {project.version}
     for value in range(2, 9):
         (root / "a.py").write_text(f"A = {value}")
@@ -94,13 +94,13 @@ def test_a_syntax_error_is_raised_until_it_is_gone(root, monkeypatch, travels):
 def test_paths_are_those_of_the_nodes(root, monkeypatch):
     (root / "src").mkdir()
     monkeypatch.syspath_prepend(str(root / "src"))
-    about = travel(root).about(root / "src", "")
+    about = make_project(root).about(root / "src", "")
     assert about.cwd == "src"
     assert "src" in about.paths
     assert Project(root, travels=False).about(root, "deep").cwd == str(root / "deep")
 
 
-def test_which_folder_travels(root, tmp_path):
+def test_folder_that_is_sent(root, tmp_path):
     assert find_project(root / "a.py", root, "") == root
     assert find_project(None, root, "") == root
     assert find_project(root / "a.py", root, str(tmp_path)) == tmp_path
@@ -108,13 +108,13 @@ def test_which_folder_travels(root, tmp_path):
         find_project(None, root, str(tmp_path / "none"))
 
 
-def test_a_virtual_environment_is_not_of_the_project(tmp_path):
+def test_virtual_environment_is_not_part_of_the_project(tmp_path):
     for name in ("own", "venv"):
         (tmp_path / "project" / name).mkdir(parents=True)
     (tmp_path / "project" / "own" / "pyvenv.cfg").touch()
     project = Project(tmp_path / "project", travels=False)
     project.refresh()
-    project.refresh()  # now it is watched
+    project.refresh()  # the folder is watched from here on
     before = project.version
     (tmp_path / "project" / "own" / "one.py").touch()
     project.refresh()

@@ -1,4 +1,4 @@
-"""Whether something may have changed in a folder: never missed, and not claimed without end."""
+"""Watch of a folder. It never misses a change, and reports changes only once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def watch(tmp_path):
-    """A watch that has seen the folder as it is."""
+    """Return a watch that has read the folder's current state."""
     (tmp_path / "a.py").write_text("1")
     found = Watch(tmp_path)
     assert found.has_changed()
@@ -35,7 +35,7 @@ def test_nothing_changed(watch):
 
 
 @pytest.mark.parametrize("how", ["write", "append", "new", "delete", "rename", "folder", "mode"])
-def test_a_change_is_told_once(watch, tmp_path, how):
+def test_change_is_reported_once(watch, tmp_path, how):
     path = tmp_path / "a.py"
     if how == "write":
         path.write_text("2")
@@ -56,7 +56,7 @@ def test_a_change_is_told_once(watch, tmp_path, how):
     assert not watch.has_changed()
 
 
-def test_a_folder_that_is_followed_later(watch, tmp_path):
+def test_folder_that_is_watched_later(watch, tmp_path):
     deep = tmp_path / "deep"
     deep.mkdir()
     assert watch.has_changed()
@@ -74,14 +74,14 @@ def test_too_many_folders_are_not_watched(tmp_path, monkeypatch):
     assert watch.has_changed()
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_missing_folder(tmp_path):
     watch = Watch(tmp_path)
     watch.follow([str(tmp_path / "none")])
     assert watch.has_changed()
     watch.close()
 
 
-def test_a_watch_that_nobody_holds_is_given_back(tmp_path):
+def test_unreferenced_watch_is_released(tmp_path):
     def count() -> int:
         links = [os.readlink(e) for e in Path("/proc/self/fd").iterdir() if e.is_symlink()]
         return sum("inotify" in link for link in links)

@@ -1,4 +1,4 @@
-"""Two clients that scale at once: in whatever order their words arrive, lead and Job agree in the end."""
+"""Concurrent scaling by two clients. Lead and Job agree in the end, in whatever order requests arrive."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from windlass.client.compute.nodes.live_nodes import scale_to
 from windlass.errors import EngineError
 
 
-class Place:
-    """A lead and a Job, each of which does what it is told, one thing at a time."""
+class Cluster:
+    """Lead and Job, each of which executes one request at a time."""
 
     def __init__(self, num_nodes):
         self.lead = self.job = num_nodes
@@ -29,15 +29,15 @@ class Place:
 
 
 class Turns:
-    """Lets threads go one step at a time, in a given order."""
+    """Lets threads proceed one step at a time in a given order."""
 
     def __init__(self, order):
         self._order = list(order)
         self._changed = threading.Condition()
 
-    def step(self, who, do, *args):
+    def step(self, name, do, *args):
         with self._changed:
-            assert self._changed.wait_for(lambda: not self._order or self._order[0] == who, 20)
+            assert self._changed.wait_for(lambda: not self._order or self._order[0] == name, 20)
             if self._order:
                 self._order.pop(0)
             try:
@@ -45,26 +45,26 @@ class Turns:
             finally:
                 self._changed.notify_all()
 
-    def leave(self, who):
+    def leave(self, name):
         with self._changed:
-            self._order = [one for one in self._order if one != who]
+            self._order = [one for one in self._order if one != name]
             self._changed.notify_all()
 
 
-def scale_in_turns(place, wanted, order):
-    """Two clients, one step each as `order` says; afterwards whoever is left goes on alone."""
+def scale_in_turns(cluster, wanted, order):
+    """Run two clients in steps as `order` says. A client that remains then continues alone."""
     turns = Turns(order)
     results = {}
 
-    def run(who):
-        results[who] = scale_to(
-            lambda asked: turns.step(who, place.ask_lead, asked),
-            lambda new, in_all: turns.step(who, place.grow, new, in_all),
-            wanted[who],
+    def run(name):
+        results[name] = scale_to(
+            lambda asked: turns.step(name, cluster.ask_lead, asked),
+            lambda new, in_all: turns.step(name, cluster.grow, new, in_all),
+            wanted[name],
         )
-        turns.leave(who)
+        turns.leave(name)
 
-    threads = [threading.Thread(target=run, args=(who,), daemon=True) for who in wanted]
+    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in wanted]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -75,31 +75,31 @@ def scale_in_turns(place, wanted, order):
 @pytest.mark.parametrize("wanted", [(3, 5), (5, 1), (1, 4), (4, 4)])
 def test_every_order_of_two_clients_ends_in_agreement(wanted):
     for order in set(itertools.permutations("aaabbb")):
-        place = Place(2)
-        results = scale_in_turns(place, dict(zip("ab", wanted, strict=True)), order)
-        assert place.lead == place.job, order
-        assert place.lead in wanted
-        assert set(range(2, place.lead)) <= place.started, order
+        cluster = Cluster(2)
+        results = scale_in_turns(cluster, dict(zip("ab", wanted, strict=True)), order)
+        assert cluster.lead == cluster.job, order
+        assert cluster.lead in wanted
+        assert set(range(2, cluster.lead)) <= cluster.started, order
         assert {there for _, there in results.values()} <= set(wanted)
 
 
 def test_one_client_alone():
-    place = Place(2)
-    assert scale_to(place.ask_lead, place.grow, 4) == (2, 4)
-    assert (place.lead, place.job, place.started) == (4, 4, {2, 3})
-    assert scale_to(place.ask_lead, place.grow, 1) == (4, 1)
-    assert (place.lead, place.job) == (1, 1)
+    cluster = Cluster(2)
+    assert scale_to(cluster.ask_lead, cluster.grow, 4) == (2, 4)
+    assert (cluster.lead, cluster.job, cluster.started) == (4, 4, {2, 3})
+    assert scale_to(cluster.ask_lead, cluster.grow, 1) == (4, 1)
+    assert (cluster.lead, cluster.job) == (1, 1)
 
 
-def test_a_job_that_was_left_behind_is_told_again():
-    """By a client that was killed between its two words."""
-    place = Place(3)
-    place.job = 2
-    assert scale_to(place.ask_lead, place.grow, 3) == (3, 3)
-    assert place.job == 3
+def test_outdated_job_is_scaled_again():
+    """A killed client may have asked only one of the two."""
+    cluster = Cluster(3)
+    cluster.job = 2
+    assert scale_to(cluster.ask_lead, cluster.grow, 3) == (3, 3)
+    assert cluster.job == 3
 
 
 def test_others_that_never_stop():
-    place, numbers = Place(1), itertools.cycle((2, 3))
+    cluster, numbers = Cluster(1), itertools.cycle((2, 3))
     with pytest.raises(EngineError, match="other clients keep changing the number of nodes"):
-        scale_to(lambda asked: place.ask_lead(asked) and next(numbers), place.grow, 1)
+        scale_to(lambda asked: cluster.ask_lead(asked) and next(numbers), cluster.grow, 1)

@@ -1,4 +1,4 @@
-"""Secrets: where they are looked for, what is refused, and that nothing shows a value."""
+"""Secrets: their sources, refused ones, and values that are never shown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def resolve(*secrets, environ=None, has_pods=True):
         ),
         (wl.Secret(name="db", key="PW"), SecretVariable(secret="db", key="PW", variable="PW")),
         (wl.Secret(name="db", mount_path="/creds/"), SecretFiles(secret="db", path="/creds")),
-        (wl.Secret(name="hf"), SecretVariables(secret="hf")),  # by keyword: the cluster's own
+        # a keyword means a Secret of the cluster
+        (wl.Secret(name="hf"), SecretVariables(secret="hf")),
         ("db", SecretVariables(secret="db")),
         ("A=db:pw", SecretVariable(secret="db", key="pw", variable="A")),
         ("db:/creds", SecretFiles(secret="db", path="/creds")),
@@ -136,7 +137,7 @@ def test_aws(tmp_path):
     }
     work = resolve("aws", environ={**environ, "AWS_PROFILE": "work"}).hidden
     assert work["AWS_SESSION_TOKEN"] == "t2"
-    # half a pair of variables, and a token of another pair, do not mix with the file's
+    # Half a pair of variables and the token of another pair are not combined with the file's values.
     half = {**environ, "AWS_ACCESS_KEY_ID": "other", "AWS_SESSION_TOKEN": "other"}
     found = resolve("aws", environ=half).hidden
     assert (found["AWS_ACCESS_KEY_ID"], "AWS_SESSION_TOKEN" in found) == ("id", False)
@@ -174,24 +175,24 @@ def test_aws(tmp_path):
         (lambda: wl.Secret.read(3), "a secret must be a string or a Secret, not int"),
     ],
 )
-def test_what_makes_no_secret(make, message):
+def test_invalid_secrets_are_refused(make, message):
     with pytest.raises(wl.SpecError, match=re.escape(message)):
         make()
 
 
-def test_a_value_where_a_name_belongs_is_not_shown():
+def test_value_in_place_of_a_name_is_not_shown():
     with pytest.raises(wl.SpecError) as caught:
         wl.Secret.from_env(["sk-1234567890"])
     assert "1234567890" not in str(caught.value)
 
 
-def test_what_is_not_set():
+def test_missing_variables_are_reported():
     with pytest.raises(wl.SpecError, match="A, B are not set here") as caught:
         resolve(wl.Secret.from_env(["A", "B"]))
     assert "export A=" in caught.value.hint
 
 
-def test_files_that_hold_no_secret(tmp_path):
+def test_files_without_a_secret(tmp_path):
     with pytest.raises(wl.SpecError, match="No such file"):
         resolve(wl.Secret.from_file(tmp_path / "none"))
     (tmp_path / "binary").write_bytes(b"\xff\x00")
@@ -203,18 +204,18 @@ def test_files_that_hold_no_secret(tmp_path):
 
 
 @pytest.mark.parametrize("text", [VALUE, f"A='{VALUE}", f'A="{VALUE}" x', ""])
-def test_lines_that_are_no_variables_are_not_shown(text):
+def test_malformed_lines_are_not_shown(text):
     with pytest.raises(wl.SpecError) as caught:
         read_dotenv(text, ".env")
     assert VALUE not in str(caught.value)
 
 
-def test_two_secrets_of_one_variable():
+def test_two_secrets_for_one_variable():
     with pytest.raises(wl.SpecError, match=r"A is set by Secret.from_env\(\['A'\]\) and by Secret"):
         resolve(wl.Secret.from_env("A"), "A=db:k", environ={"A": VALUE})
 
 
-def test_a_secret_of_the_cluster_where_there_is_none():
+def test_cluster_secret_without_a_cluster():
     with pytest.raises(wl.SpecError, match="is an object of a cluster") as caught:
         resolve("db", has_pods=False)
     assert "Secret.from_env" in caught.value.hint

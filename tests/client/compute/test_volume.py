@@ -1,4 +1,4 @@
-"""Volumes: what is refused and why; claims that are made, found and different; folders here."""
+"""Volumes: refusals with reasons, claims that are created, found or different, and local folders."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ def test_short_access_modes(given, mode):
         ({"storage_class": "A b"}, "cannot be the name of a storage class"),
     ],
 )
-def test_what_makes_no_volume(given, message):
+def test_invalid_volumes_are_refused(given, message):
     with pytest.raises(wl.SpecError, match=re.escape(message)):
         make(**given)
 
 
-def test_a_name_may_be_a_word_of_the_command_line():
+def test_name_may_equal_a_subcommand():
     assert make(name="new").as_claim() == Claim(claim="new", path="/data")
 
 
-def test_one_node_at_a_time_is_not_for_several():
+def test_single_node_access_is_refused_for_several_nodes():
     make(access_mode="RWO").check_nodes(1)
     make(access_mode="ROX").check_nodes(4)
     with pytest.raises(
@@ -92,19 +92,19 @@ def test_ranks_find_it_by_name(monkeypatch, tmp_path):
     vol = make(name="shared-data")
     folder = vol.local_folder(tmp_path)
     assert folder == tmp_path / "volumes" / "shared-data"
-    assert vol.local_folder(tmp_path).is_dir()  # twice is once
+    assert vol.local_folder(tmp_path).is_dir()  # applying it twice has no further effect
     monkeypatch.setenv(vol.variable(), str(folder))
     assert volume_path("shared-data") == str(folder)
 
 
-def test_a_home_that_cannot_hold_it(tmp_path):
+def test_unwritable_home_is_reported(tmp_path):
     (tmp_path / "volumes").write_text("in the way")
     with pytest.raises(wl.EngineError, match="cannot create the folder of volume data"):
         make().local_folder(tmp_path)
 
 
 @pytest.mark.cluster
-def test_a_claim_is_made_once_and_stays(space):
+def test_claim_is_created_once_and_kept(space):
     vol = make(name=f"vol-{secrets.token_hex(3)}")
     try:
         (said,) = vol.ensure(space.api, 2)

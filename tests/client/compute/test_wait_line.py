@@ -1,4 +1,4 @@
-"""What is waited for: said once, then only what changed; on a terminal one line that is rewritten."""
+"""Progress of waits. Logs it once and then only changes, and a terminal has one line that is rewritten."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ERASE = "\r\x1b[2K"
 
 
 class Terminal:
-    """A terminal of 80 columns."""
+    """Terminal with 80 columns."""
 
     def __init__(self):
         self._above, below = pty.openpty()
@@ -25,7 +25,7 @@ class Terminal:
         self.stream = os.fdopen(below, "w")
 
     def read(self):
-        """What it was sent since."""
+        """Return what was written since the last read."""
         found = b""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._above, 1 << 16):
@@ -49,7 +49,7 @@ def terminal(monkeypatch):
     found.close()
 
 
-def test_a_pipe_is_told_once_and_then_what_changed(monkeypatch):
+def test_pipe_gets_the_first_text_and_then_changes(monkeypatch):
     piped = io.StringIO()
     monkeypatch.setattr(sys, "stderr", piped)
     line = WaitLine()
@@ -79,7 +79,7 @@ def test_a_terminal_has_one_line_that_is_rewritten(terminal, monkeypatch):
     assert terminal.read() == ERASE
 
 
-def test_what_is_too_long_for_a_terminal_is_said_whole_once(terminal, monkeypatch):
+def test_text_too_long_for_the_terminal_is_written_once_in_full(terminal, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal.stream)
     line = WaitLine()
     message = f"c: {'each pod wants more than there is, ' * 4}".rstrip()
@@ -93,7 +93,7 @@ def test_what_is_too_long_for_a_terminal_is_said_whole_once(terminal, monkeypatc
     assert below.count("windlass: waiting (0.0s)") == 3
 
 
-def test_other_lines_stand_above_it(terminal, monkeypatch):
+def test_other_lines_appear_above_it(terminal, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal.stream)
     line = module.waiting_line
     line.show("c: waiting for node 1")
@@ -105,7 +105,7 @@ def test_other_lines_stand_above_it(terminal, monkeypatch):
     line.end()
 
 
-def test_what_it_is_told_does_not_move_the_cursor(terminal, monkeypatch):
+def test_its_text_does_not_move_the_cursor(terminal, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal.stream)
     line = WaitLine()
     line.show("c: \x1b[2Jan image\nof two lines")

@@ -1,7 +1,7 @@
-"""A function with a DDP model that ends with `destroy_process_group()` ends, every time.
+"""Functions with a DDP model that end with `destroy_process_group()`. They end every time.
 
-torch deadlocks where such a model is freed as its function returns while gloo's threads want the interpreter.
-Fifty-four functions in all; each pair of ranks is a group of its own.
+torch deadlocks if such a model is freed on return while gloo's threads wait for the interpreter. This runs
+fifty-four functions, and each pair of ranks is a separate group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def folder(tmp_path):
 @pytest.mark.crowd
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("way", ["run", "submit", "call"])
-def test_every_one_ends(folder, way):
+def test_every_function_ends(folder, way):
     if way == "run":
         ended = wl.run(train_in_pairs, [folder], procs=NUM_RANKS, quiet=True)
     elif way == "submit":

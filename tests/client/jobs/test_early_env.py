@@ -1,4 +1,4 @@
-"""Variables set before torch is imported: seen in the source, wherever Python runs it first."""
+"""Variables set before torch is imported. The client finds them in the source that Python runs first."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_every_way_to_set_one(find, line):
         "if TYPE_CHECKING:\n    os.environ['OMP_NUM_THREADS'] = '1'",
     ],
 )
-def test_what_nothing_reads_when_it_loads_does_not_count(find, line):
+def test_variables_not_read_on_import_do_not_count(find, line):
     assert find(f"import os\n{line}\nimport torch\n") is None
 
 
@@ -96,12 +96,12 @@ def test_what_nothing_reads_when_it_loads_does_not_count(find, line):
         ("this is no python", {}, None),
     ],
 )
-def test_the_order_in_which_python_runs_it(find, train, files, found):
+def test_execution_order_of_python(find, train, files, found):
     where = find(train, **files)
     assert (where and where[:2]) == found
 
 
-def test_a_function_that_travels_alone_is_all_that_runs(find):
+def test_function_sent_by_value_runs_alone(find):
     source = f"import torch\n{SET}\ndef quiet(): pass\ndef loud():\n    {SET}\n"
     assert find(source) is None
     assert find(source, "quiet") is None

@@ -1,4 +1,4 @@
-"""Finding jobs again: by reference, id, the start of an id, or name; and saying so when it is unclear."""
+"""Search for jobs by reference, id, id prefix or name, and errors for ambiguous ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from windlass.wire.status import Phase, make_first_status, render_status
 
 @pytest.fixture
 def known(home):
-    """Jobs that have ended, as they lie on disk: (id, name) from old to new."""
+    """Create ended jobs on disk from (id, name), oldest first."""
 
     def known(*jobs):
         for age, (job_id, name) in enumerate(reversed(jobs)):
@@ -58,12 +58,12 @@ def test_an_id_wins_over_a_name_and_a_name_over_the_start_of_an_id(known):
     assert wl.attach("third").id == "third-abcde"
 
 
-def test_of_several_jobs_of_a_name_the_newest_is_meant(known):
+def test_newest_of_several_jobs_of_a_name_is_found(known):
     known(("a-11111", "nightly"), ("b-22222", "nightly"))
     assert wl.attach("nightly").id == "b-22222"
 
 
-def test_what_could_be_several_is_asked_back(known):
+def test_ambiguous_prefix_is_refused(known):
     known(("train-abcde", "a"), ("train-abxyz", "b"))
     with pytest.raises(
         wl.SpecError, match="'train-ab' could be any of train-abxyz, train-abcde"
@@ -98,7 +98,7 @@ def test_all_of_them_newest_first(known):
 
 
 @pytest.mark.parametrize("ref", ["kubernetes://team/", "kubernetes://", "kubernetes:///"])
-def test_a_reference_without_an_id_is_a_question(ref):
+def test_reference_without_an_id_is_a_search(ref):
     with pytest.raises(SpecError, match="no job was named"):
         wl.attach(ref)
 
@@ -111,7 +111,7 @@ def test_a_reference_is_made_of_names(ref):
         wl.attach(ref)
 
 
-def test_an_engine_that_is_asked_for_is_listed_alone(known, home, tmp_path, monkeypatch):
+def test_given_engine_is_listed_alone(known, home, tmp_path, monkeypatch):
     known(("train-abcde", "a"))
     folder = home / "kubernetes" / "pods-abcde"
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The framework as it is asked for: a keyword, a variable, a file, and what the plan says of it."""
+"""Framework from a keyword, a variable or a file, and its effect on the plan."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_script(train, flags, framework, preload, num_ranks):
 
 
 @pytest.mark.parametrize("asked", [None, "pytorch", "spmd", "command"])
-def test_a_command_stays_one(train, asked):
+def test_command_stays_a_command(train, asked):
     plan = plan_of(["sh", "-c", "true"], procs=2, framework=asked)
     assert (plan.framework, plan.num_ranks) == ("command", 2)
 
@@ -53,7 +53,7 @@ def test_a_variable_and_a_file(train, tmp_path, monkeypatch):
     assert plan_of(train, framework="pytorch").framework == "pytorch"
 
 
-def test_computes_take_it_from_the_settings_unless_it_is_said(monkeypatch):
+def test_computes_use_the_setting_unless_given(monkeypatch):
     assert wl.Compute().distribute(workers=2).spread.framework == "pytorch"
     monkeypatch.setenv("WINDLASS_FRAMEWORK", "spmd")
     assert wl.Compute().distribute(workers=2).spread.framework == "spmd"
@@ -71,7 +71,7 @@ def test_misspelt(start, home):
     assert not home.exists()
 
 
-def test_that_procs_are_not_the_frameworks_is_said(train):
+def test_procs_with_a_framework_are_reported(train):
     notes = prepare_job(train, detach=False, flags={"procs": 4, "framework": "command"}).notes
     assert notes == ("framework command: one process per node, not 4",)
     assert prepare_job(train, detach=False, flags={"gpus": 4, "framework": "command"}).notes == ()

@@ -1,4 +1,4 @@
-"""What Ray is told that nodes have, from settings and the options of workers."""
+"""Resources of nodes that Ray gets from settings and from the options of workers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def read(tmp_path, **flags):
     return read_settings(flags=flags, environ={}, start=tmp_path)
 
 
-def test_frameworks_that_count_nothing_are_told_nothing(tmp_path):
+def test_frameworks_without_resources_get_none(tmp_path):
     assert make_sizes(load_framework("pytorch"), read(tmp_path, gpus=1), are_alike=False) is None
 
 
-def test_nodes_are_alike_unless_workers_are_told_apart(tmp_path):
+def test_nodes_are_equal_unless_workers_have_options(tmp_path):
     settings = read(tmp_path, cpus="4", memory="16Gi", pretend_gpus=True)
     sizes = make_sizes(RAY, settings, are_alike=False)
     assert sizes.first == sizes.others == NodeSize(cpus=4.0, memory_bytes=16 << 30)
@@ -31,7 +31,7 @@ def test_nodes_are_alike_unless_workers_are_told_apart(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"gpus": 2}, {"cpus": 5}, {"memory": "17Gi"}])
-def test_a_pod_cannot_have_more_than_it_was_made_with(tmp_path, options):
+def test_pod_cannot_have_more_than_its_requests(tmp_path, options):
     settings = read(tmp_path, cpus="4", memory="16Gi", gpus=1)
     with pytest.raises(SpecError, match="all pods of a compute have the same size"):
         make_sizes(RAY, settings, options, are_alike=True)

@@ -1,4 +1,4 @@
-"""Targets in the image: nothing is looked for here, and what cannot be there is refused."""
+"""Targets in the image. The client does not look for them, and refuses impossible ones."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from windlass.spec.work import Command, Function, Module, Script
     ],
     ids=str,
 )
-def test_what_a_target_means(target, args, work):
+def test_meaning_of_a_target(target, args, work):
     assert read_in_image(target, args).work == work
 
 
-def test_arguments_of_a_function_travel():
+def test_arguments_of_a_function_are_sent():
     found = read_in_image("/app/train.py::main", (1,), {"lr": 0.1})
     assert pickle.loads(found.payload) == (None, (1,), {"lr": 0.1})
 

@@ -1,4 +1,4 @@
-"""Ctrl-C while a job is started and followed: the job ends, whenever it came."""
+"""Ctrl-C during the start and while following. The job ends, whenever it is pressed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def interrupt(number=signal.SIGINT):
     os.kill(os.getpid(), number)
 
 
-def test_one_that_comes_before_there_is_a_job_ends_it_once_it_is_there():
+def test_interrupt_before_the_job_exists_ends_it_on_creation():
     with Interrupts() as interrupts:
         interrupt()
         job = wl.submit(rank_work.hang)
@@ -32,14 +32,14 @@ def test_one_that_comes_before_there_is_a_job_ends_it_once_it_is_there():
     assert interrupts.to_show == []
 
 
-def test_a_second_one_ends_a_start_that_takes_too_long():
+def test_second_interrupt_aborts_a_slow_start():
     with Interrupts():
         interrupt()
         with pytest.raises(KeyboardInterrupt):
             interrupt()
 
 
-def test_those_that_come_later_are_to_be_shown_and_the_second_kills():
+def test_later_interrupts_are_shown_and_the_second_kills():
     with Interrupts() as interrupts:
         job = wl.submit(rank_work.hang, grace_s=600)
         interrupts.watch(job)
@@ -50,7 +50,7 @@ def test_those_that_come_later_are_to_be_shown_and_the_second_kills():
     assert status.verdict.message == "SIGTERM in its client"
 
 
-def test_signals_are_as_before_afterwards():
+def test_signal_handlers_are_restored():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with Interrupts():
         assert signal.getsignal(signal.SIGINT) not in before
@@ -78,9 +78,9 @@ def start_program(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     env = {**os.environ, "PYTHONPATH": str(Path(rank_work.__file__).parent)}
-    words = [sys.executable, str(program), str(tmp_path / "told")]
+    words = [sys.executable, str(program), str(tmp_path / "files")]
     running = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env, cwd=tmp_path)
-    wait_for(lambda: len(list(tmp_path.glob("told-*-started"))) == 2, "both ranks run")
+    wait_for(lambda: len(list(tmp_path.glob("files-*-started"))) == 2, "both ranks run")
     return running
 
 
@@ -92,11 +92,11 @@ def start_program(tmp_path):
     ],
     ids=["ctrl-c", "sigterm"],
 )
-def test_a_signal_means_to_a_program_what_it_means_without_a_job(tmp_path, number, printed, heard):
-    """After the job's end; ranks hear the same one."""
+def test_program_gets_its_signal_after_the_job(tmp_path, number, printed, heard):
+    """The ranks receive the same signal, and the program handles it after the job's end."""
     running = start_program(tmp_path)
     running.send_signal(number)
     out, _ = running.communicate(timeout=60)
     assert (out, running.returncode) == (printed, -number)
-    told = sorted(path.name for path in tmp_path.glob("told-*-by-*"))
-    assert told == [f"told-0-by-{heard}", f"told-1-by-{heard}"]
+    files = sorted(path.name for path in tmp_path.glob("files-*-by-*"))
+    assert files == [f"files-0-by-{heard}", f"files-1-by-{heard}"]

@@ -1,4 +1,4 @@
-"""Ids: valid as any object's name whatever the work is called, and never twice the same."""
+"""Ids. They are valid object names for any name of the work, and unique."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_any_name_makes_a_valid_id(work, name):
     job_id = make_job_id(work, name)
     assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?-[a-z2-9]{5}", job_id)
     assert len(job_id) <= 45
-    assert len(f"{job_id}-headless") <= 63  # what Kubernetes takes for a Service
+    assert len(f"{job_id}-headless") <= 63  # a name that Kubernetes accepts for a Service
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_any_name_makes_a_valid_id(work, name):
         ("a" * 38 + "-b", "a" * 38),
     ],
 )
-def test_a_job_is_called_by_its_name(name, expected):
+def test_job_id_contains_its_name(name, expected):
     assert make_job_id(Script(path="train.py"), name).rpartition("-")[0] == expected
 
 
@@ -68,7 +68,7 @@ def test_a_job_is_called_by_its_name(name, expected):
     ],
     ids=str,
 )
-def test_an_id_reads_like_the_work(work, name):
+def test_id_resembles_the_work(work, name):
     assert make_job_id(work).rpartition("-")[0] == name
 
 
@@ -90,15 +90,15 @@ def test_two_ids_differ():
         ("abcdefghjk", ("", "")),
     ],
 )
-def test_which_texts_could_be_calls(text, parts):
+def test_texts_that_could_be_calls(text, parts):
     assert split_call(text) == parts
 
 
-def test_a_call_is_found_in_its_own_id():
+def test_call_number_is_found_in_its_id():
     assert split_call(make_call_id("nodes-abcde"))[0] == "nodes-abcde"
 
 
-def test_ids_of_calls_are_not_drawn_twice_while_a_compute_remembers_them():
-    """A call whose id was drawn before is taken for one that was said again, and is not run."""
+def test_call_ids_are_unique_while_a_compute_remembers_them():
+    """A call with a repeated id would be treated as a resent call, and would not run."""
     chances = len(job_ids._ALPHABET) ** len(split_call(make_call_id("nodes"))[1])
     assert 2 * KEPT_IDS * 1_000_000 / chances < 0.001

@@ -1,4 +1,4 @@
-"""What a torchrun line says of its size counts, unless it is said again; then the two must agree."""
+"""Sizes in a torchrun line. They apply unless flags repeat them, in which case both must agree."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def size(words: str, **flags):
         ("python t.py", {"gpus": 2}, (1, 2)),
     ],
 )
-def test_how_large_a_command_is(words, flags, found):
+def test_size_of_a_command(words, flags, found):
     assert size(words, **flags) == found
 
 
-def test_a_contradiction_is_told():
+def test_contradiction_is_reported():
     with pytest.raises(SpecError, match=r"has --nnodes=4, but 2 node\(s\) would run it") as caught:
         size("torchrun --nnodes=4 t.py", nodes=2)
     assert caught.value.hint == "remove --nnodes, or write --nodes 4"
@@ -82,14 +82,14 @@ def test_other_commands_are_one_a_rank(words):
         ("torchrun --node_rank=0 t.py", {"nodes": 2}, "has node rank 0, but 2 nodes would run it"),
     ],
 )
-def test_what_cannot_be_true_on_every_node_is_refused(words, flags, message):
+def test_flags_that_cannot_hold_on_every_node_are_refused(words, flags, message):
     with pytest.raises(SpecError, match=message):
         plan_of(words, **flags)
 
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-    """Programs of these names, so that they are found."""
+    """Create programs with these names on the PATH."""
     for name in ("accelerate", "deepspeed"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
@@ -97,7 +97,7 @@ def programs(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "flags", "told"),
+    ("words", "flags", "expected_label"),
     [
         ("accelerate launch t.py --lr 1", {}, "accelerate launch t.py --lr 1"),
         (
@@ -117,13 +117,13 @@ def programs(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_others_are_told_by_their_flags(programs, words, flags, told):
+def test_other_launchers_are_recognised_by_their_flags(programs, words, flags, expected_label):
     plan = plan_of(words, **flags)
-    assert plan.work.label == told
+    assert plan.work.label == expected_label
     assert {node.num_ranks for node in plan.nodes} == {1}
 
 
-def test_in_a_shell_s_text_too(programs):
+def test_launcher_in_a_shell_command(programs):
     words = ["bash", "-c", "cd x && accelerate launch --cpu t.py"]
     plan = prepare_job(words, detach=False, flags={"procs": 3}).plan
     assert plan.work.argv[2] == (
@@ -131,7 +131,7 @@ def test_in_a_shell_s_text_too(programs):
     )
 
 
-def test_deepspeed_on_many_nodes_says_what_to_type(programs):
+def test_deepspeed_on_many_nodes_has_a_hint(programs):
     with pytest.raises(SpecError, match="by SSH") as caught:
         plan_of("deepspeed --master_port 1 t.py --lr 2", nodes=2, procs=4)
     assert caught.value.hint == "windlass run --nodes 2 --procs 4 t.py --lr 2"

@@ -1,4 +1,4 @@
-"""The live view: lines scroll, the status line stays below them and is gone in the end."""
+"""Live view. Lines scroll, and the status line stays below them and is removed at the end."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def status(phase=Phase.RUNNING, states=("running", "running"), imported=True, **
 
 
 def on_screen(text):
-    """What a terminal shows after `text`: each line as it was left."""
+    """Return the lines that a terminal shows after `text`."""
     return [re.sub(r"\x1b\[[0-9;]*m", "", row.rpartition(ERASE)[2]) for row in text.split("\n")]
 
 
@@ -106,7 +106,7 @@ def test_the_status_line(shown, expected):
     assert render_status_line(shown, now_s=105.0) == expected
 
 
-def test_a_bar_of_the_user_s_own_is_shown_where_nothing_is_reported():
+def test_user_progress_bar_is_shown_without_reports():
     assert render_status_line(status(), now_s=105.0, bar="40%|####").endswith(" · 40%|####")
     reported = status(progress=Progress(step=1))
     assert "####" not in render_status_line(reported, now_s=105.0, bar="40%|####")
@@ -126,7 +126,7 @@ def test_progress(progress, parts):
     assert render_progress(progress, now_s=105.0) == parts
 
 
-def test_a_metric_of_an_earlier_step_says_so():
+def test_metric_of_an_earlier_step_shows_the_step():
     values = {"loss": 0.5, "accuracy": 0.9}
     progress = Progress(step=163, max_step=163, metrics=values, metric_steps={"accuracy": 160})
     assert render_progress(progress) == ["step 163", "loss 0.5", "accuracy 0.9 (step 160)"]
@@ -140,10 +140,10 @@ def test_a_metric_of_an_earlier_step_says_so():
         (142.0, 20, 0.1, "1m05s left"),  # a step takes ten seconds
         (142.0, 20, None, "last step 42s ago"),
         (142.0, 90, 1.0, "rank 3 at step 20 for 42s"),
-        (None, 20, 1.0, None),  # it has ended: nothing is left
+        (None, 20, 1.0, None),  # it has ended, so no time remains
     ],
 )
-def test_where_no_step_comes_its_age_is_shown_and_no_time_left(now_s, max_step, steps_per_s, pace):
+def test_stalled_progress_shows_the_age_of_the_last_step(now_s, max_step, steps_per_s, pace):
     progress = Progress(
         step=20,
         max_step=max_step,
@@ -222,13 +222,13 @@ def test_a_line_has_its_node_and_rank():
     assert render_line(line("\x1b[31mred"), colour=True).endswith(" \x1b[31mred\x1b[0m")
 
 
-def test_where_lines_go():
+def test_destination_of_lines():
     out, messages = io.StringIO(), io.StringIO()
     view = LiveView(out=out, messages=messages)
     view.show(status(), [line("to out"), line("to err", rank=1, stream="stderr")])
     view.close()
     assert out.getvalue() == "[0/0] to out\n"
-    assert messages.getvalue() == "[0/1] to err\n"  # and no status line: this is no terminal
+    assert messages.getvalue() == "[0/1] to err\n"  # no status line, because this is not a terminal
 
 
 def test_on_a_terminal_the_status_line_is_drawn_and_erased():
@@ -239,7 +239,7 @@ def test_on_a_terminal_the_status_line_is_drawn_and_erased():
     view.show(status(), [line("a line")])
     rows = on_screen(messages.getvalue())
     assert rows[0] == "[0/0] a line"
-    assert "2/2 ranks running" in rows[-1]  # drawn again at once below it
+    assert "2/2 ranks running" in rows[-1]  # redrawn immediately below it
     view.close()
     assert on_screen(messages.getvalue()) == ["[0/0] a line", ""]
 
@@ -273,7 +273,7 @@ def test_no_colour_on_a_terminal(monkeypatch):
     assert "[0/0] red\n" in messages.getvalue()
 
 
-def test_of_a_progress_bar_only_the_last_drawing_is_printed():
+def test_only_the_last_state_of_a_progress_bar_is_printed():
     out = io.StringIO()
     view = LiveView(out=out, messages=io.StringIO())
     view.show(status(), [line("10%", replaced=True), line("20%", replaced=True)])
@@ -286,7 +286,7 @@ def test_of_a_progress_bar_only_the_last_drawing_is_printed():
     assert out.getvalue().count("5%") == 1
 
 
-def test_a_bar_is_in_the_status_line():
+def test_progress_bar_is_in_the_status_line():
     messages = Tty()
     view = LiveView(out=io.StringIO(), messages=messages)
     view.show(status(), [line("30%|###", replaced=True)])
@@ -301,7 +301,7 @@ def phase_condition(phase):
     return Condition(type=phase.value, reason="RanksRunning", message="", since_s=1.0)
 
 
-def test_warnings_are_said_once():
+def test_warnings_are_shown_once():
     messages = io.StringIO()
     view = LiveView(out=io.StringIO(), messages=messages)
     for _ in range(2):
@@ -310,7 +310,7 @@ def test_warnings_are_said_once():
     assert messages.getvalue() == "windlass: the disk is full\nwindlass: so is the other\n"
 
 
-def test_a_restart_is_said():
+def test_restart_is_shown():
     messages = io.StringIO()
     view = LiveView(out=io.StringIO(), messages=messages)
     running = phase_condition(Phase.RUNNING)
@@ -327,7 +327,7 @@ def test_a_restart_is_said():
     assert messages.getvalue() == ("windlass: rank 1 was killed by SIGKILL; restarted, attempt 1\n")
 
 
-def test_interrupts_say_what_is_left():
+def test_interrupts_show_the_remaining_steps():
     messages = io.StringIO()
     view = LiveView(out=io.StringIO(), messages=messages)
     view.interrupted(now=False)
@@ -349,7 +349,7 @@ def test_the_quiet_view_is_quiet(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_blocks_is_told_in_whole_words_and_what_to_do_begins_a_line():
+def test_blocker_is_wrapped_at_words_and_hint_starts_a_line():
     message = ("each pod wants more than there is, " * 4).rstrip()
     hint = "windlass compute rm my-idle-compute"
     blocker = Condition(type="blocker", reason="X", message=message, hint=hint, since_s=1.0)

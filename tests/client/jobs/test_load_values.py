@@ -1,4 +1,4 @@
-"""What came back: values as they were, exceptions as their own type, the rest named."""
+"""Loaded results: values unchanged, exceptions with their type, and others named."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def raised(type_="builtins.ValueError", message="boom"):
     return ResultHeader(rank=3, attempt=0, state="raised", at_s=0, error=error)
 
 
-def test_a_value_comes_back():
+def test_value_round_trips():
     assert load_value(returned(), pickle.dumps({"a": 1})) == {"a": 1}
 
 
@@ -45,14 +45,14 @@ def test_an_exception_keeps_its_type_and_brings_its_traceback():
     assert "the remote lines" in text
 
 
-def test_one_of_our_own_errors_keeps_its_hint():
+def test_windlass_error_keeps_its_hint():
     header = raised("windlass.errors.BundleError", "it cannot travel\n  hint: leave it at home")
     error = load_error(header, b"")
     assert type(error) is errors.BundleError
     assert (error.message, error.hint) == ("it cannot travel", "leave it at home")
 
 
-def test_a_name_of_our_errors_that_is_no_class_is_not_called():
+def test_name_in_errors_that_is_not_a_class_is_not_called():
     error = load_error(raised("windlass.errors.annotations", "x"), pickle.dumps(ValueError("boom")))
     assert type(error) is ValueError
 
@@ -80,13 +80,13 @@ def test_an_exception_that_cannot_be_rebuilt_is_named(payload, why):
     assert "the remote lines" in str(error.__cause__)
 
 
-def test_what_is_no_exception_is_not_raised():
+def test_value_that_is_not_an_exception_is_not_raised():
     error = load_error(raised(message="boom"), pickle.dumps(5))
     assert type(error) is errors.RemoteError
     assert error.message == "ValueError: boom"
 
 
-def test_a_class_made_in_the_rank_comes_back():
+def test_class_defined_in_the_rank_round_trips():
     class Local(Exception):
         pass
 

@@ -1,4 +1,4 @@
-"""What travels: the project as an archive, and paths that are the nodes' own."""
+"""Contents of a bundle: the project as an archive, and paths as nodes see them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 @pytest.fixture
 def project(tmp_path):
-    """A project with a folder of sources in it."""
+    """Create a project with a folder of sources."""
     root = tmp_path / "project"
     touch(root, "pyproject.toml", "train.py", "src/lib/__init__.py", "src/lib/steps.py")
     (root / "src" / "lib" / "steps.py").write_text("def step():\n    return 1\n")
@@ -37,7 +37,7 @@ def project(tmp_path):
 
 @pytest.fixture
 def imports(monkeypatch):
-    """Import a module from a folder, for this test only."""
+    """Return a function that imports a module from a folder for this test only."""
     before = set(sys.modules)
 
     def load(folder, name):
@@ -75,7 +75,7 @@ def unpack(packed, where):
         ("..", "project/train.py", THERE, "train.py"),
     ],
 )
-def test_a_script_lies_where_the_ranks_look_for_it(project, tmp_path, cwd, script, there, path):
+def test_script_is_where_ranks_look_for_it(project, tmp_path, cwd, script, there, path):
     here = (project / cwd).resolve()
     found = read_work_target(script, ["--lr", "1"], cwd=here)
     packed = pack_target(found, here, tmp_path)
@@ -87,7 +87,7 @@ def test_a_script_lies_where_the_ranks_look_for_it(project, tmp_path, cwd, scrip
     assert (rank_folder / path).read_bytes() == (here / script).read_bytes()
 
 
-def test_an_absolute_path_too(project, tmp_path):
+def test_script_given_by_absolute_path(project, tmp_path):
     found = read_work_target(str(project / "train.py"), cwd=project)
     assert pack_target(found, project, tmp_path).spec.work == Script(path="train.py")
 
@@ -97,11 +97,11 @@ def test_a_function_of_a_file(project, tmp_path):
     packed = pack_target(found, project, tmp_path)
     assert packed.spec.work == Function(name="step", file="src/lib/steps.py")
     assert [wanted.name for wanted in packed.inputs] == [names.PAYLOAD_FILE, names.BUNDLE_FILE]
-    assert packed.python_minor == ""  # its code is in the bundle
+    assert packed.python_minor == ""  # the bundle has its code
 
 
 @pytest.mark.parametrize("target", ["-m lib.steps", ["echo", "hi"]])
-def test_modules_and_commands_stay_what_they_are(project, tmp_path, target):
+def test_modules_and_commands_are_unchanged(project, tmp_path, target):
     found = read_work_target(target, cwd=project)
     packed = pack_target(found, project, tmp_path)
     assert packed.spec.work == found.work
@@ -109,14 +109,14 @@ def test_modules_and_commands_stay_what_they_are(project, tmp_path, target):
     assert [wanted.name for wanted in packed.inputs] == [names.BUNDLE_FILE]
 
 
-def test_import_paths_of_the_project_are_the_nodes_own(project, tmp_path):
+def test_import_paths_of_the_project_are_those_of_the_nodes(project, tmp_path):
     found = read_work_target("train.py", cwd=project)
     paths = [project, project / "src", tmp_path / "elsewhere"]
     packed = pack_target(found, project, tmp_path, paths=paths)
-    assert packed.spec.paths == (THERE, f"{THERE}/src")  # what is not there is no path there
+    assert packed.spec.paths == (THERE, f"{THERE}/src")  # a missing folder is omitted from the path
 
 
-def test_the_whole_project_travels_and_is_named_by_its_hash(project, tmp_path):
+def test_whole_project_is_sent_and_named_by_its_hash(project, tmp_path):
     touch(project, ".git/config", "__pycache__/train.pyc", "data/deep/table.csv")
     packed = pack_target(read_work_target("train.py", cwd=project), project, tmp_path)
     assert unpack(packed, tmp_path / "node") == {
@@ -135,7 +135,7 @@ def test_the_whole_project_travels_and_is_named_by_its_hash(project, tmp_path):
 # -- functions -----------------------------------------------------------------------------------
 
 
-def test_a_function_by_name_needs_no_certain_python(project, tmp_path, imports):
+def test_function_by_name_needs_no_specific_python(project, tmp_path, imports):
     steps = imports(project / "src", "lib.steps")
     found = read_work_target(steps.step, cwd=project)
     packed = pack_target(found, project, tmp_path, paths=[project / "src"])
@@ -155,25 +155,23 @@ def test_a_module_outside_the_project_is_refused(project, tmp_path, imports):
     touch(tmp_path / "other", "windlass_test_outside.py", text="def train():\n    pass\n")
     outside = imports(tmp_path / "other", "windlass_test_outside")
     found = replace(read_work_target(outside.train, cwd=project), source=project / "train.py")
-    with pytest.raises(
-        SpecError, match=r"windlass_test_outside is in .*other, outside"
-    ) as caught:
+    with pytest.raises(SpecError, match=r"windlass_test_outside is in .*other, outside") as caught:
         pack_target(found, project, tmp_path, paths=[project, tmp_path / "other"])
     assert caught.value.hint == "move it into the project, or install it in the image"
 
 
-def test_an_installed_module_is_the_images_matter(project, tmp_path):
+def test_installed_module_must_be_in_the_image(project, tmp_path):
     import json
 
     found = read_work_target(json.dumps, [1], cwd=project)
     packed = pack_target(found, project, tmp_path, paths=[project])
-    assert "train.py" in unpack(packed, tmp_path / "node")  # of the folder one is in
+    assert "train.py" in unpack(packed, tmp_path / "node")  # of the current folder
 
 
 # -- in the image --------------------------------------------------------------------------------
 
 
-def test_what_is_in_the_image_does_not_travel(project, tmp_path):
+def test_targets_in_the_image_are_not_sent(project, tmp_path):
     found = read_in_image("/app/train.py::step", [3])
     packed = pack_target(found, project, tmp_path, in_image=True)
     assert packed.spec.work == Function(name="step", file="/app/train.py")
@@ -199,7 +197,7 @@ def test_an_unchanged_project_is_packed_once(project, tmp_path):
     changed = pack_target(found, project, tmp_path).bundle
     assert changed != first
     assert first.parent.stat().st_mode & 0o777 == 0o700
-    assert sorted(first.parent.iterdir()) == sorted([first, changed])  # and nothing half
+    assert sorted(first.parent.iterdir()) == sorted([first, changed])  # no partial archive remains
 
 
 def test_only_the_last_bundles_are_kept(project, tmp_path):
@@ -208,11 +206,11 @@ def test_only_the_last_bundles_are_kept(project, tmp_path):
     for number in range(12):
         (project / "train.py").write_text(f"x = {number}\n")
         packed.append(pack_target(found, project, tmp_path).bundle)
-        os.utime(packed[-1], (number, number))  # clocks are coarse
+        os.utime(packed[-1], (number, number))  # file times are coarse
     assert sorted(packed[0].parent.iterdir()) == sorted(packed[-8:])
 
 
-# -- what must not travel ------------------------------------------------------------------------
+# -- refused folders ----------------------------------------------------------------------------
 
 
 def test_a_home_folder_is_refused(tmp_path, monkeypatch):
@@ -227,7 +225,7 @@ def test_a_home_folder_is_refused(tmp_path, monkeypatch):
     assert not (tmp_path / "windlass").exists()
 
 
-def test_a_folder_in_it_is_fine(tmp_path, monkeypatch):
+def test_folder_below_home_is_accepted(tmp_path, monkeypatch):
     home = tmp_path / "person"
     touch(home, "work/train.py", "photos/one.png")
     monkeypatch.setenv("HOME", str(home))
@@ -236,10 +234,8 @@ def test_a_folder_in_it_is_fine(tmp_path, monkeypatch):
     assert unpack(packed, tmp_path / "node") == {"train.py"}
 
 
-def test_installed_modules_are_the_image_s_business_wherever_the_environment_lies(
-    tmp_path, monkeypatch
-):
-    """A virtual environment may lie in a folder that is imported from, beside the project."""
+def test_installed_modules_must_be_in_the_image_in_any_environment(tmp_path, monkeypatch):
+    """A virtual environment may be in a folder of the import path, next to the project."""
     for name, folder in (("packed", "env/lib/site-packages"), ("astray", "beside")):
         module = types.ModuleType(name)
         module.__file__ = str(tmp_path / folder / f"{name}.py")
@@ -263,7 +259,7 @@ def test_a_command_needs_no_project(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "travels"), [("from windlass.train import Loader", True), ("import torch", False)]
 )
-def test_the_training_library_is_asked_for_where_it_is_imported(project, tmp_path, source, travels):
+def test_training_library_is_requested_where_it_is_imported(project, tmp_path, source, travels):
     (project / "train.py").write_text(source)
     target = read_work_target("train.py", cwd=project)
     spec = JobSpec(work=target.work, cwd=str(project), pod=PodSpec(image="i"))

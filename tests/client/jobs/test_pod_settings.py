@@ -1,4 +1,4 @@
-"""From settings to a pod: every setting arrives, and a patch may be a table, YAML or a file."""
+"""Pods from settings. Every setting arrives, and a patch may be a table, YAML or a file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_texts_become_records(tmp_path):
     assert (pod.labels, pod.run_as, pod.ttl_s) == ({"team": "red"}, None, 7200.0)
 
 
-def test_pods_of_a_mesh_are_what_monarchs_clients_look_for(tmp_path):
+def test_mesh_pods_match_what_monarch_clients_look_for(tmp_path):
     pod = pod_of(tmp_path, mesh_name="ddpmesh", open_mesh=True, labels=["team=red"])
     assert pod.labels == {
         "app.kubernetes.io/name": "monarch-worker",
@@ -70,7 +70,7 @@ def test_the_mesh_of_a_job_has_the_name_of_the_job_without_dashes(tmp_path, aske
     assert prepared.plan.pod.labels.get("monarch.pytorch.org/mesh-name", "") == mesh
 
 
-def test_folders_of_the_host_have_a_flag_of_their_own(tmp_path):
+def test_host_folders_have_a_separate_flag(tmp_path):
     with pytest.raises(SpecError, match="is a folder of the machine"):
         pod_of(tmp_path, volumes=["/a:/a"])
     pod = pod_of(tmp_path, volumes=["/a:/a"], allow_host_path=True)
@@ -101,7 +101,9 @@ def test_refused_patches(tmp_path, given, says):
 
 
 def test_a_patch_must_fit_json(tmp_path):
-    with pytest.raises(SpecError, match="the patch has a value that JSON does not support") as caught:
+    with pytest.raises(
+        SpecError, match="the patch has a value that JSON does not support"
+    ) as caught:
         pod_of(tmp_path, patch="metadata: {annotations: {day: 2024-01-01}}")
     assert "in quotes" in caught.value.hint
 
@@ -120,22 +122,24 @@ MINE, THEIRS = sys.executable, "/opt/nobody-has-this-here/bin/python"
         ("local", MINE, None, MINE),
     ],
 )
-def test_this_machines_python_is_not_the_pods(monkeypatch, caplog, engine, exported, flag, python):
-    """One that a shell exports is for this machine; all else that names one is meant."""
+def test_exported_python_does_not_apply_to_pods(
+    monkeypatch, caplog, engine, exported, flag, python
+):
+    """A shell exports its interpreter for this machine. Other sources mean the pods."""
     monkeypatch.setenv("WINDLASS_PYTHON", exported)
     flags = {"engine": engine, "image": "torch:1", "python": flag}
     assert prepare_job(["true"], detach=True, flags=flags).plan.python == python
     assert ("--python sets another" in caplog.text) == (python not in (exported, flag))
 
 
-def test_nor_is_it_a_computes(monkeypatch):
+def test_exported_python_does_not_apply_to_computes(monkeypatch):
     monkeypatch.setenv("WINDLASS_PYTHON", MINE)
     wanted = decide({"engine": "kubernetes", "image": "torch:1"})
     assert (wanted.settings.python, wanted.fixed["python"]) == ("", "")
     assert decide({"engine": "local"}).settings.python == MINE
 
 
-def test_a_settings_file_means_the_pods(tmp_path, monkeypatch):
+def test_settings_file_applies_to_pods(tmp_path, monkeypatch):
     (tmp_path / "windlass.toml").write_text(f'python = "{MINE}"')
     monkeypatch.chdir(tmp_path)
     flags = {"engine": "kubernetes", "image": "torch:1"}

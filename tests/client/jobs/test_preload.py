@@ -1,4 +1,4 @@
-"""What is imported ahead: torch when the source leads to it, its compiler when it will be wanted."""
+"""Imports before the fork. torch is imported if the source imports it, its compiler only if it is needed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write(tmp_path):
         "try:\n    import torch\nexcept ImportError: pass",
     ],
 )
-def test_directly(write, text):
+def test_direct_imports(write, text):
     assert choose_preload(write(train=text)) == TORCH
 
 
@@ -50,15 +50,15 @@ def test_directly(write, text):
         "import loop",
     ],
 )
-def test_what_the_training_library_imports_later(write, text):
+def test_later_imports_of_the_training_library(write, text):
     assert choose_preload(write(train=text, loop="import windlass.train")) == TRAINING
 
 
-def test_what_is_imported_for_training_can_be_forked_from():
+def test_imports_for_training_are_safe_to_fork():
     code = "import importlib, os, sys\n"
     code += f"for name in {TRAINING!r}: importlib.import_module(name)\n"
     code += "print(len(os.listdir('/proc/self/task')), 'torch._dynamo' in sys.modules)"
-    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as the fork server has it
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as in the fork server
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
     )
@@ -80,11 +80,11 @@ def test_what_is_imported_for_training_can_be_forked_from():
         f"from {'.' * 90}x import y",
     ],
 )
-def test_not_at_all(write, text):
+def test_no_imports(write, text):
     assert choose_preload(write(train=text)) == ()
 
 
-def test_through_files_of_the_project(write):
+def test_imports_through_project_files(write):
     script = write(train="import model", model="from pkg.deep import net", pkg__deep="import torch")
     assert choose_preload(script) == TORCH
     assert choose_preload(write(train="from pkg import deep")) == TORCH
@@ -92,7 +92,7 @@ def test_through_files_of_the_project(write):
     assert choose_preload(write(train="import other", other="import train")) == ()
 
 
-def test_through_relative_imports_of_a_package(write):
+def test_relative_imports_of_a_package(write):
     script = write(
         train="import pkg", pkg__INIT="from .model import Net", pkg__model="import torch"
     )
@@ -119,7 +119,7 @@ def test_the_compiler_is_left_to_the_ranks(write):
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Put a package, as pip leaves it, where imports are found."""
+    """Write a package as pip installs it, on the import path."""
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.setattr(sys, "path", [str(site), *sys.path])
@@ -142,7 +142,7 @@ def install(tmp_path, monkeypatch):
         "torch>=2.0",
         "torch==2.1.0",
         "torch (>=1.9)",
-        "torch<4.0,>=2.1.0",  # as lightning asks for it
+        "torch<4.0,>=2.1.0",  # as lightning imports it
         "torch~=2.0",
         "torch!=2.0.1",
         "torch ; python_version >= '3.8'",
@@ -150,7 +150,7 @@ def install(tmp_path, monkeypatch):
         "torch[opt]>=2",
     ],
 )
-def test_through_an_installed_package(write, install, requires):
+def test_imports_through_an_installed_package(write, install, requires):
     install("liblightning", "numpy", requires)
     assert choose_preload(write(train="from liblightning.pytorch import Trainer")) == TORCH
 
@@ -158,7 +158,7 @@ def test_through_an_installed_package(write, install, requires):
 @pytest.mark.parametrize(
     "requires", ["torchvision", "torch-geometric>=1", "torch_fidelity", "pytorch", "torch.nn"]
 )
-def test_a_package_that_wants_something_else(write, install, requires):
+def test_package_with_other_requirements(write, install, requires):
     install("libother", requires)
     assert choose_preload(write(train="import libother")) == ()
 
@@ -168,11 +168,11 @@ def test_a_file_of_the_project_hides_an_installed_package(write, install):
     assert choose_preload(write(train="import libshadow", libshadow="")) == ()
 
 
-def test_a_script_that_is_not_there(tmp_path):
+def test_missing_script(tmp_path):
     assert choose_preload(tmp_path / "none.py") == ()
 
 
-def test_many_files_are_given_up(write, tmp_path):
+def test_search_stops_after_many_files(write, tmp_path):
     for number in range(300):
         (tmp_path / f"m{number}.py").write_text(f"import m{number + 1}\n")
     (tmp_path / "m300.py").write_text("import torch\n")
@@ -180,7 +180,7 @@ def test_many_files_are_given_up(write, tmp_path):
     assert Path(tmp_path / "m300.py").exists()
 
 
-def test_a_job_that_trains_finds_the_librarys_imports_done(tmp_path):
+def test_training_job_finds_the_imports_done(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
         "import sys\n"

@@ -1,4 +1,4 @@
-"""From a target and keywords to a plan: ids, specs, what is preloaded; nothing is started."""
+"""Plans from a target and keywords: ids, specs and preloaded modules. Nothing is started."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_preparing_starts_nothing(home):
     ],
     ids=str,
 )
-def test_what_is_preloaded(tmp_path, monkeypatch, target, flags, preload):
+def test_preloaded_modules(tmp_path, monkeypatch, target, flags, preload):
     (tmp_path / "train.py").write_text("import torch\n")
     (tmp_path / "plain.py").write_text("def main(): pass\n")
     monkeypatch.chdir(tmp_path)
@@ -71,7 +71,7 @@ def test_the_size_of_a_job(flags, expected):
     assert (plan.min_nodes, len(plan.nodes), plan.nodes[0].num_ranks) == expected
 
 
-def test_local_nodes_are_no_pods_and_need_no_image():
+def test_local_nodes_need_no_image():
     plan = prepare_job(
         rank_work.rank, detach=True, flags={"image": "torch:1", "memory": "1Gi"}
     ).plan
@@ -79,7 +79,7 @@ def test_local_nodes_are_no_pods_and_need_no_image():
     assert (plan.lease_s, plan.join_timeout_s) == (5.0, 60.0)
 
 
-def test_what_is_in_the_image_is_not_looked_for_here():
+def test_targets_in_the_image_are_not_checked_here():
     plan = prepare_job(["/app/train.py", "--lr", "1"], detach=True, flags={"in_image": True}).plan
     assert (plan.work, plan.cwd) == (Script(path="/app/train.py", args=("--lr", "1")), "")
 
@@ -96,7 +96,7 @@ def test_what_is_in_the_image_is_not_looked_for_here():
     ],
     ids=str,
 )
-def test_mistakes_are_told_before_anything_starts(home, flags, says):
+def test_mistakes_are_reported_before_anything_starts(home, flags, says):
     with pytest.raises(SpecError, match=re.escape(says)):
         prepare_job(rank_work.rank, detach=True, flags=flags)
     assert not home.exists()
@@ -117,14 +117,14 @@ def add(a, x=1):
         (lambda: wl.run(add, [1], node=2), "did you mean nodes?"),
     ],
 )
-def test_what_is_the_function_s_own_says_where_it_goes(call, hint):
+def test_misplaced_function_arguments_have_a_hint(call, hint):
     with pytest.raises(SpecError) as caught:
         call()
     assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize("call", [wl.run, wl.submit])
-def test_settings_of_pods_are_refused_where_there_are_none(call, home):
+def test_pod_settings_are_refused_without_pods(call, home):
     with pytest.raises(wl.SpecError, match="--memory is for pods, and the engine local has none"):
         call(len, [[1]], memory="1Gi")
     assert not (home / "jobs").exists()

@@ -1,4 +1,4 @@
-"""Targets: every way to name work, and for every mistake an error that says what to type."""
+"""Targets: every way to name work, and hints for every mistake."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Trainer:
         return lr
 
 
-def test_a_function_travels_with_its_arguments(project):
+def test_function_is_sent_with_its_arguments(project):
     target = read_work_target(rank_work.echo, (1, "a"), {"b": 2}, cwd=project)
     assert target.work == Function(name="echo")
     function, args, kwargs = pickle.loads(target.payload)
@@ -62,7 +62,7 @@ def test_callables_have_names(function, name, project):
     assert read_work_target(function, cwd=project).work == Function(name=name)
 
 
-def test_a_call_that_cannot_be_made_is_refused_before_anything_starts(project):
+def test_impossible_call_is_refused_before_anything_starts(project):
     def train(lr, *, steps):
         return lr, steps
 
@@ -111,7 +111,7 @@ def test_a_function_of_a_file(project):
     assert target.source == project / "train.py"
 
 
-def test_paths_are_found_from_the_folder_given(project, monkeypatch):
+def test_paths_are_relative_to_the_given_folder(project, monkeypatch):
     monkeypatch.chdir("/")
     assert read_work_target("train.py", cwd=project).source == project / "train.py"
     assert find_script(str(project / "sub" / "deep.py"), Path("/")) == project / "sub" / "deep.py"
@@ -165,7 +165,7 @@ def test_mistakes(project, given, kwargs, says, hint):
     assert hint in caught.value.hint
 
 
-def test_a_script_that_may_not_be_read(project):
+def test_unreadable_script(project):
     (project / "train.py").chmod(0)
     if os.access(project / "train.py", os.R_OK):
         pytest.skip("root reads everything")
@@ -178,7 +178,7 @@ def train(value, *more):
     return value, more
 
 
-def test_what_cannot_travel_is_refused_by_name(project):
+def test_unpicklable_arguments_are_refused_by_name(project):
     with pytest.raises(BundleError, match=r"echo.*a lock cannot travel"):
         read_work_target(rank_work.echo, (threading.Lock(),), cwd=project)
     with pytest.raises(BundleError, match=r"^train: value\['state'\]\[1\]: a lock cannot travel"):
@@ -189,7 +189,7 @@ def test_what_cannot_travel_is_refused_by_name(project):
         read_work_target("train.py::main", kwargs={"x": threading.Lock()}, cwd=project)
 
 
-def test_import_paths_are_those_the_interpreter_does_not_bring(tmp_path, monkeypatch):
+def test_import_paths_exclude_those_of_the_interpreter(tmp_path, monkeypatch):
     (tmp_path / "file.zip").touch()
     own = Path(os.__file__).parent
     monkeypatch.setattr(
@@ -199,8 +199,8 @@ def test_import_paths_are_those_the_interpreter_does_not_bring(tmp_path, monkeyp
     assert import_paths() == ("/", str(tmp_path))
 
 
-def test_a_project_below_the_interpreter_s_prefix_is_no_part_of_it(tmp_path, monkeypatch):
-    """As /usr/src/app with the system's Python in /usr."""
+def test_project_below_the_interpreters_prefix_is_kept(tmp_path, monkeypatch):
+    """An example is /usr/src/app with the system's Python in /usr."""
     for folder in (
         "src/app",
         "lib/python3.11/site-packages",

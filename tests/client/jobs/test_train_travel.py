@@ -1,4 +1,4 @@
-"""Work that imports the training library takes it along; other work does not."""
+"""Training library in bundles. Only work that imports it is sent with it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def project(tmp_path):
     ],
     ids=str,
 )
-def test_it_travels(project, target):
+def test_library_is_sent(project, target):
     assert needs_train(read_work_target(target, cwd=project, is_local=False), project)
 
 
@@ -53,7 +53,7 @@ def test_it_travels(project, target):
     ["plain.py", "plain.py::train", ["-m", "plain"], ["torchrun", "plain.py"], ["sh", "other.sh"], ["true"]],
     ids=str,
 )  # fmt: skip
-def test_it_stays_at_home(project, target):
+def test_library_is_not_sent(project, target):
     assert not needs_train(read_work_target(target, cwd=project, is_local=False), project)
 
 
@@ -67,18 +67,19 @@ def _imports_nothing():
     return 1
 
 
-def test_of_a_function_by_value(project):
+def test_function_by_value(project):
     assert needs_train(read_work_target(_by_value(_imports_inside), cwd=project), project)
     assert not needs_train(read_work_target(_by_value(_imports_nothing), cwd=project), project)
 
 
-def test_of_a_function_by_name():
+def test_function_by_name():
     here = Path(__file__).parent
-    assert needs_train(read_work_target(_imports_nothing, cwd=here), here)  # its file imports it
+    # its file imports the library
+    assert needs_train(read_work_target(_imports_nothing, cwd=here), here)
 
 
 def _by_value(function):
-    """As of a notebook: without a file."""
+    """Define a function without a file, as in a notebook."""
     import types
 
     return types.FunctionType(function.__code__, {"__name__": "__main__"}, function.__name__)

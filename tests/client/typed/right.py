@@ -1,4 +1,4 @@
-"""What users write, for a type checker only: `tests/client/test_keywords.py` has mypy read it."""
+"""Correct user code for a type checker. `tests/client/test_keywords.py` runs mypy on it."""
 
 from pathlib import Path
 

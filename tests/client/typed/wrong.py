@@ -1,14 +1,14 @@
-"""Mistakes that a type checker must find: each line with a comment, and no other."""
+"""Mistakes that a type checker must find. Each is on a line with a comment, and no other line has one."""
 
 import windlass as wl
 
-wl.run("train.py", nodse=2)  # wrong: a keyword that is not there
-wl.run("train.py", nodes=[2])  # wrong: a type
-wl.run("train.py", start="fork_server")  # wrong: not one of the choices
+wl.run("train.py", nodse=2)  # wrong: unknown keyword
+wl.run("train.py", nodes=[2])  # wrong: type
+wl.run("train.py", start="fork_server")  # wrong: unknown choice
 wl.submit("train.py", gpus="8")  # wrong
 wl.submit("train.py", env=["A=1"])  # wrong
 wl.Compute(gpu=8)  # wrong
-wl.Compute(workers=2)  # wrong: said where it is distributed
+wl.Compute(workers=2)  # wrong: an argument of distribute
 wl.Compute(image=1)  # wrong
 wl.Compute(volumes=[1])  # wrong
 wl.Compute().distribute(wrokers=2)  # wrong
