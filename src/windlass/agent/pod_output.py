@@ -36,9 +36,8 @@ class PodLogWriter:
         self._fd = fd
         self._waiting = b""
         self._num_dropped = 0
-        self._loop: asyncio.AbstractEventLoop | None = (
-            None  # set while waiting until `fd` is writable
-        )
+        # set while waiting until `fd` is writable
+        self._loop: asyncio.AbstractEventLoop | None = None
         os.set_blocking(fd, False)
 
     def add(self, rank: int, attempt: int, records: bytes) -> None:

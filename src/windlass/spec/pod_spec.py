@@ -103,9 +103,8 @@ class PodSpec:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
     spread: str = "soft"  # over hosts
-    pack: str = (
-        ""  # a node label that must be equal for all pods of the job, such as a zone or rack
-    )
+    # a node label that must be equal for all pods of the job, such as a zone or rack
+    pack: str = ""
     priority_class: str = ""
     service_account: str = ""
     pull_secrets: tuple[str, ...] = ()

@@ -48,9 +48,8 @@ class LineCutter:
         self._stream = stream
         self._pending = b""
         self._last_replaced_s = 0.0
-        self._is_open = (
-            False  # parts of the current line are written, so the next line must not join them
-        )
+        # parts of the current line are written, so the next line must not join them
+        self._is_open = False
 
     @property
     def has_pending(self) -> bool:

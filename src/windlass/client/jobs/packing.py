@@ -34,9 +34,8 @@ from windlass.wire.job_folder import write_once
 _NAMES = re.compile(rb"windlass\W{1,8}(?:train|recipes)\b")
 _MAX_SHELL_BYTES = 1 << 16
 
-TRAIN_ARCHIVE = (
-    f"{names.FILES_FOLDER}/{names.TRAIN_FILE}"  # its path in pods, the value of `names.TRAIN`
-)
+# its path in pods, the value of `names.TRAIN`
+TRAIN_ARCHIVE = f"{names.FILES_FOLDER}/{names.TRAIN_FILE}"
 _KEPT_BUNDLES = 8
 
 

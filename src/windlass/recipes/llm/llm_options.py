@@ -57,17 +57,11 @@ class LlmOptions(TrainerOptions):
     length: int = 2048  # tokens per row
     pack: bool = True  # put several documents in a row
     lora: int = 0  # rank of the adapters, or 0 to train all weights
-    lora_alpha: int | None = (
-        None  # scale of the adapters times their rank (default: twice the rank)
-    )
+    lora_alpha: int | None = None  # scale of the adapters times their rank (default: 2 x rank)
     lora_targets: tuple[str, ...] = ()  # names of layers (default: all linear layers but the head)
-    precision: str = (
-        "auto"  # auto (bf16 on a GPU, fp32 on a CPU), bf16, fp32, or fp8 for float8 blocks
-    )
+    precision: str = "auto"  # auto (bf16 on a GPU, fp32 on a CPU), bf16, fp32 or fp8
     fp8: bool = False  # set by precision
-    recompute_given: bool = (
-        False  # True if checkpoint_activations was set, not chosen by GPU memory
-    )
+    recompute_given: bool = False  # True if checkpoint_activations was set by the user
     eager: bool = False  # do not compile the blocks on a GPU
     export: bool = True  # export the last and best weights as folders for transformers
     sync_to: str | None = None  # a URL to which <out>/<run> is copied at the end
@@ -77,9 +71,7 @@ class LlmOptions(TrainerOptions):
     weight_decay: float = 0.01  # applied to matrices
     scheduler: str = "cosine"  # of the learning rate: constant, linear, cosine or wsd
     warmup: int = 10
-    checkpoint_every: int | str | None = (
-        "10m"  # a duration or a number of steps, or 0 for no checkpoints
-    )
+    checkpoint_every: int | str | None = "10m"  # a duration or a number of steps, or 0 for none
     run: str = "run"
 
     @property
