@@ -1,4 +1,4 @@
-"""A disk that is full, as far as this process is concerned."""
+"""A full disk, as seen by this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def room():
-    """Takes the room for files away from this process, and gives it back."""
+    """Yield a function that limits the size of files this process may write. None removes the limit."""
     _, most = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(num_bytes):

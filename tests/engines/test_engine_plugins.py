@@ -1,4 +1,4 @@
-"""Engines of other packages: found by name, loaded when they are named; a fault in one is one error."""
+"""Engines of other packages: found by name and loaded on use. A broken one raises a single error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IMAGE = ["--image", "registry.example/torch:1"]
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A folder of installed packages, for this process and those that it starts."""
+    """Yield a folder of installed packages, for this process and those it starts."""
     folder = tmp_path / "site"
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
@@ -62,7 +62,7 @@ def settings(**flags):
 # -- a dialect -------------------------------------------------------------------------------------
 
 
-def test_a_dialect_of_a_package_is_an_engine(stateful_engine):
+def test_dialect_of_a_package_is_an_engine(stateful_engine):
     engine = make_engine(stateful_engine, settings())
     assert (engine.name, engine.can) == ("stateful", STATEFUL_SET.can)
     assert find_dialect(stateful_engine) == STATEFUL_SET
@@ -70,7 +70,7 @@ def test_a_dialect_of_a_package_is_an_engine(stateful_engine):
     assert renderer_names()[-1] == "stateful"
 
 
-def test_every_way_to_name_an_engine_knows_it(stateful_engine, tmp_path):
+def test_engine_can_be_named_in_every_way(stateful_engine, tmp_path):
     (tmp_path / "train.py").write_text("print(1)\n")
     export = ("export", "train.py", *IMAGE, "--nodes", "2")
     by_flag = run(*export, "-e", "stateful", cwd=tmp_path)
@@ -84,18 +84,18 @@ def test_every_way_to_name_an_engine_knows_it(stateful_engine, tmp_path):
         assert body["spec"]["replicas"] == 2
 
 
-def test_its_role_is_printed(stateful_engine, tmp_path):
+def test_role_is_printed(stateful_engine, tmp_path):
     ran = run("doctor", "--role", "-e", "stateful", cwd=tmp_path)
     rules = yaml.safe_load(ran.stdout)["rules"]
     assert any("statefulsets" in rule["resources"] for rule in rules)
 
 
-def test_engines_lists_it(stateful_engine, tmp_path):
+def test_engine_is_listed(stateful_engine, tmp_path):
     rows = json.loads(run("engines", "--json", cwd=tmp_path).stdout)
     assert [row["makes"] for row in rows if row["name"] == "stateful"] == ["pods of a StatefulSet"]
 
 
-def test_a_reference_leads_to_it(stateful_engine):
+def test_reference_finds_the_engine(stateful_engine):
     assert wl.attach("stateful://space/train-ab2cd").ref.engine == "stateful"
 
 
@@ -116,7 +116,7 @@ def test_an_engine_that_starts_agents_by_a_shell_command(nice_engine, home):
     assert wl.jobs() == []
 
 
-def test_its_jobs_are_found_by_whoever_names_no_engine(nice_engine, tmp_path):
+def test_jobs_are_found_without_naming_the_engine(nice_engine, tmp_path):
     job = wl.submit(["sleep", "600"], engine=nice_engine, name="rest")
     for words in (("ls", "--json"), ("status", job.id), ("logs", "rest"), ("why", str(job.ref))):
         ran = run(*words, cwd=tmp_path)
@@ -141,19 +141,19 @@ if __name__ == "__main__":
 """
 
 
-def test_it_keeps_computes(nice_engine, tmp_path):
+def test_engine_keeps_computes(nice_engine, tmp_path):
     script = tmp_path / "calls.py"
     script.write_text(CALLS)
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout.split()) == (0, [str(min(19, os.nice(0) + 10))])
 
 
-def test_settings_of_pods_are_refused_as_on_the_local_engine(nice_engine):
+def test_pod_settings_are_refused(nice_engine):
     with pytest.raises(SpecError, match="--queue is for pods, and the engine nice has none"):
         wl.submit(read_niceness, engine=nice_engine, queue="x")
 
 
-def test_the_contract_suite_runs_on_it(nice_engine, tmp_path):
+def test_contract_suite_runs_on_the_engine(nice_engine, tmp_path):
     ran = run("conformance", "-e", "nice", "-k", "is_reported or dialect", "--json", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert "passed" in [row["result"] for row in json.loads(ran.stdout)]
@@ -162,7 +162,7 @@ def test_the_contract_suite_runs_on_it(nice_engine, tmp_path):
 # -- faults ----------------------------------------------------------------------------------------
 
 
-def test_an_unknown_engine_s_error_lists_those_of_packages(stateful_engine):
+def test_error_for_an_unknown_engine_lists_plugins(stateful_engine):
     with pytest.raises(SpecError) as caught:
         check_engine_name("x" * 20)
     assert caught.value.hint.endswith("statefulset, stateful")
@@ -182,7 +182,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("source", "fault"), FAULTS.items(), ids=lambda text: text[:30])
-def test_a_fault_is_one_error_that_names_the_package(site, monkeypatch, source, fault):
+def test_broken_package_raises_one_error_that_names_it(site, monkeypatch, source, fault):
     monkeypatch.delitem(sys.modules, "broken_engine", raising=False)
     write(site, "acme-broken", {"broken": "broken_engine:ENGINE"}, {"broken_engine": source})
     with pytest.raises(EngineMissing) as caught:
@@ -191,7 +191,7 @@ def test_a_fault_is_one_error_that_names_the_package(site, monkeypatch, source, 
     assert caught.value.hint == "pip install --upgrade acme-broken, or use another engine"
 
 
-def test_a_fault_keeps_nobody_from_other_engines(site, home, tmp_path):
+def test_broken_package_does_not_affect_other_engines(site, home, tmp_path):
     write(site, "acme-broken", {"broken": "broken_engine:E"}, {"broken_engine": "raise OSError"})
     (home / "broken").mkdir(parents=True)
     listed = run("ls", cwd=tmp_path)
@@ -204,7 +204,7 @@ def test_a_fault_keeps_nobody_from_other_engines(site, home, tmp_path):
     assert (asked.returncode, "cannot be loaded" in asked.stderr) == (3, True)
 
 
-def test_two_packages_with_one_engine(site):
+def test_two_packages_with_the_same_engine(site):
     for package in ("acme-one", "acme-two"):
         write(site, package, {"twin": "windlass_statefulset:STATEFUL_SET"}, {})
     with pytest.raises(EngineMissing, match=r"acme-\w+ 0.1.0 and acme-\w+ 0.1.0 both add"):
@@ -212,7 +212,7 @@ def test_two_packages_with_one_engine(site):
 
 
 @pytest.mark.parametrize("name", ["local", "kubernetes", "statefulset", "jobs", "../x", "Big"])
-def test_a_name_that_is_taken_or_is_none_is_ignored_with_a_warning(site, caplog, name):
+def test_taken_or_invalid_name_is_ignored_with_a_warning(site, caplog, name):
     write(site, "acme-taken", {name: "no_module:ENGINE"}, {})
     before = engine_names()
     assert f"the package acme-taken 0.1.0 adds an engine '{name}'" in caplog.text
@@ -246,9 +246,7 @@ assert table is None or table._scan_plugins.cache_info().misses == 0, "packages 
     ],
     ids=lambda words: words[0],
 )
-def test_installed_packages_are_not_looked_through_for_built_in_engines(
-    nice_engine, tmp_path, words
-):
+def test_packages_are_not_scanned_for_built_in_engines(nice_engine, tmp_path, words):
     (tmp_path / "train.py").write_text("print(1)\n")
     ran = subprocess.run(
         [sys.executable, "-c", LOOK, *words], cwd=tmp_path, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""The client is killed with SIGKILL after each of its requests: whatever it made is listed, and ends."""
+"""A client is killed with SIGKILL after each of its requests. All its objects are listed, and they end."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ ENGINES = [
     "kubernetes",
     *(pytest.param(engine, marks=pytest.mark.thorough) for engine in OPERATORS),
 ]
-# Read at once: tests run without the WINDLASS_ variables of their surroundings.
+# Read at import, because tests run without the WINDLASS_ variables of the caller.
 IMAGE = os.environ.get("WINDLASS_TEST_IMAGE", "localhost/torch:2.13.0-cpu")
 WORK = "import time\nprint('up', flush=True)\ntime.sleep(3600)\n"
-MOST = 30  # requests of a client until its job is started
-AFTER_START = 3  # jobs whose submit was complete when their client was killed
-# A lease of 5 s, 120 s for what the cluster itself must end, and its garbage collector.
+MOST = 30  # requests until a client's job is started, at most
+AFTER_START = 3  # jobs whose submit was complete when the client was killed
+# A lease of 5 s, 120 s for objects that the cluster itself must end, and its garbage collector.
 END_S = 300.0
 
 
@@ -46,7 +46,7 @@ def api() -> Iterator[Api]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_a_killed_client_left_is_listed_and_ends(api: Api, engine: str, tmp_path) -> None:
+def test_objects_of_a_killed_client_are_listed_and_end(api: Api, engine: str, tmp_path) -> None:
     dialect = load_dialect(engine)
     try:
         check_needs(api, dialect.needs)
@@ -113,7 +113,7 @@ def _environ(engine: str, namespace: str, folder: Path) -> dict[str, str]:
 
 
 def _run_killed(number: int, engine: str, namespace: str, folder: Path) -> bool:
-    """Run a client that is killed after so many requests. Return whether its ranks ran before that."""
+    """Run a client that is killed after so many requests. Return whether its ranks had started."""
     command = [sys.executable, killed_client.__file__, str(number), "run", "work.py"]
     with subprocess.Popen(
         [*command, "--nodes", "2", "--framework", "command"],

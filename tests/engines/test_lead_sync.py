@@ -340,7 +340,9 @@ def test_lease_survives_breaks_and_is_released_at_the_end(tmp_path):
         client.sync.hold_lease(True)
         await until(lambda: scene.lead_server._num_leases == 1, "it holds it again")
         await client.close()
-        await until(lambda: scene.lead_server._num_leases == 0, "the lease ended with the connection")
+        await until(
+            lambda: scene.lead_server._num_leases == 0, "the lease ended with the connection"
+        )
 
     run_with_client(tmp_path, visit)
 

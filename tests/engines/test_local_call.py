@@ -1,4 +1,4 @@
-"""A client that reaches a lead on this machine: one that is slow to answer, and one that hangs up."""
+"""A client that connects to a lead on this machine: one that answers slowly, and one that hangs up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from windlass.wire.job_folder import JobFolder
 
 @pytest.fixture
 def lead(tmp_path, monkeypatch):
-    """A socket where a lead should answer, which says nothing by itself."""
+    """Yield the folder of a job and the socket of its lead, which sends nothing by itself."""
     monkeypatch.setattr(lead_socket, "_CONNECT_TIMEOUT_S", 0.2)
     folder = JobFolder(tmp_path / f"job-{make_letters(10)}")
     folder.path.mkdir()
@@ -35,34 +35,34 @@ def lead(tmp_path, monkeypatch):
     remove_socket_folder(folder)
 
 
-def hear_hello(here):
+def read_hello(here):
     connection, _ = here.accept()
     [hello] = FrameDecoder().feed(connection.recv(65536))
     return connection, hello.header
 
 
-def test_a_lease_is_held_although_the_lead_is_slow_to_answer(lead):
+def test_lease_is_held_while_the_lead_is_slow(lead):
     folder, here = lead
     link = reach_lead(folder, lease=True, is_needed=lambda: True)
-    connection, hello = hear_hello(here)
+    connection, hello = read_hello(here)
     assert hello["lease"] is True
     connection.setblocking(False)
-    with pytest.raises(BlockingIOError):  # it is held: nobody has hung up
+    with pytest.raises(BlockingIOError):  # the lease is held, because the client has not hung up
         connection.recv(1)
     link.close()
     connection.close()
 
 
-def test_an_order_is_not_given_to_a_lead_that_does_not_answer(lead):
+def test_no_order_is_sent_to_a_lead_that_does_not_answer(lead):
     folder, here = lead
     assert reach_lead(folder, lease=False, is_needed=lambda: True) is None
-    connection, _ = hear_hello(here)
+    connection, _ = read_hello(here)
     assert connection.recv(1) == b""
     connection.close()
 
 
 @pytest.mark.parametrize("lease", [True, False])
-def test_a_lead_that_has_ended_is_not_reached(lead, lease):
+def test_ended_lead_is_not_reached(lead, lease):
     folder, here = lead
     here.close()
     assert reach_lead(folder, lease=lease, is_needed=lambda: False) is None

@@ -1,4 +1,4 @@
-"""GPUs of this machine: asked for in vain, given to nodes and jobs that share none, and pretended."""
+"""GPUs of this machine: too few, shared between nodes and jobs, and pretended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WINDLASS = [sys.executable, "-m", "windlass.cli.main"]
 
 @pytest.fixture(autouse=True)
 def machine(home, tmp_path, monkeypatch):
-    """Have as many GPUs as there are files in the folder that is returned."""
+    """Create as many fake GPUs as the returned folder has files."""
     devices = tmp_path / "dev"
     devices.mkdir()
     monkeypatch.setattr(local_gpus, "_DEVICES", f"{devices}/nvidia[0-9]*")
@@ -41,7 +41,7 @@ def eight(machine):
 
 
 def look(folder=""):
-    """Return this rank's node and GPUs; with a folder, once there is a file `done`."""
+    """Return this rank's node and GPUs. With a folder, wait until it has a file `done`."""
     if folder:
         with open(f"{folder}/{os.environ['WINDLASS_JOB_ID']}-{os.environ['RANK']}", "a"):
             pass
@@ -50,7 +50,7 @@ def look(folder=""):
 
 
 def start(tmp_path, **asked):
-    """Start a job and return it once its ranks have looked."""
+    """Start a job and return it once its ranks have recorded their GPUs."""
     job = wl.submit(look, (str(tmp_path),), procs=1, grace_s=1, **asked)
     nodes = asked.get("nodes", 1)
     wait_for(lambda: len(list(tmp_path.glob(f"{job.id}-*"))) == nodes, "ranks", 60)
@@ -60,7 +60,7 @@ def start(tmp_path, **asked):
 # -- too few ---------------------------------------------------------------------------------------
 
 
-def test_a_machine_without_gpus_refuses(home):
+def test_machine_without_gpus_refuses(home):
     with pytest.raises(wl.SpecError, match=r"1 GPU\(s\) were requested, but this machine has none"):
         wl.run(look, gpus=1, quiet=True)
     with pytest.raises(wl.SpecError, match="this machine has none"):
@@ -68,10 +68,10 @@ def test_a_machine_without_gpus_refuses(home):
     assert not list((home / "jobs").glob("*")), "nothing is left"
 
 
-def test_the_command_line_says_so(tmp_path, machine):
+def test_command_line_reports_missing_gpus(tmp_path, machine):
     (tmp_path / "train.py").write_text("print('trained')\n")
     line = [*WINDLASS, "run", "train.py", "--gpus", "1"]
-    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # where the tests' machine has some
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # hides GPUs of the tests' machine
     ran = subprocess.run(line, capture_output=True, text=True, check=False, env=hidden)
     assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
     assert "1 GPU(s) were requested, but this machine has" in ran.stderr
@@ -97,7 +97,7 @@ def test_visible_gpus(eight, chosen, usable):
     assert list(local_gpus.list_gpus(environ)) == usable.split()
 
 
-def test_gpus_that_only_nvidia_smi_shows(machine, tmp_path):
+def test_gpus_known_only_to_nvidia_smi(machine, tmp_path):
     assert local_gpus.list_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}) == ()
     smi = tmp_path / "bin/nvidia-smi"
     smi.parent.mkdir()
@@ -111,7 +111,7 @@ def test_gpus_that_only_nvidia_smi_shows(machine, tmp_path):
 
 
 def test_gpus_of_amd(machine):
-    for number, gpu_id in enumerate((0, 4711, 4712)):  # the first one is the processor
+    for number, gpu_id in enumerate((0, 4711, 4712)):  # the first entry is the CPU
         (machine / f"amd{number}").write_text(f"{gpu_id}\n")
     assert local_gpus.list_gpus({}) == ("0", "1")
 
@@ -119,12 +119,12 @@ def test_gpus_of_amd(machine):
 # -- shares ----------------------------------------------------------------------------------------
 
 
-def test_nodes_share_no_gpu(eight):
+def test_nodes_do_not_share_gpus(eight):
     results = wl.run(look, nodes=2, gpus=4, quiet=True)
     assert results == [(0, "0,1,2,3")] * 4 + [(1, "4,5,6,7")] * 4
 
 
-def test_jobs_share_no_gpu(eight, tmp_path, monkeypatch):
+def test_jobs_do_not_share_gpus(eight, tmp_path, monkeypatch):
     first = start(tmp_path, gpus=2)
     monkeypatch.setenv("WINDLASS_HOME", str(tmp_path / "another"))
     second = start(tmp_path, gpus=2, nodes=2)
@@ -140,7 +140,7 @@ def test_jobs_share_no_gpu(eight, tmp_path, monkeypatch):
     assert wl.run(look, gpus=8, procs=1, quiet=True) == [(0, "0,1,2,3,4,5,6,7")]
 
 
-def test_a_killed_job_holds_nothing(eight, tmp_path):
+def test_killed_job_releases_its_gpus(eight, tmp_path):
     job = start(tmp_path, gpus=8)
     assert set(local_gpus.read_holders(tmp_path, is_lead_alive).values()) == {job.id}
     os.kill(job.status().nodes[0].pid, signal.SIGKILL)
@@ -149,7 +149,7 @@ def test_a_killed_job_holds_nothing(eight, tmp_path):
 
 
 @pytest.mark.long
-def test_a_replaced_node_keeps_its_gpus(eight, tmp_path):
+def test_replaced_node_keeps_its_gpus(eight, tmp_path):
     job = start(tmp_path, gpus=3, nodes=2)
     os.kill(job.status().nodes[1].pid, signal.SIGKILL)
     wait_for(lambda: job.status().attempt == 1, "attempt 1", 60)
@@ -158,7 +158,7 @@ def test_a_replaced_node_keeps_its_gpus(eight, tmp_path):
 
 
 @pytest.mark.long
-def test_nodes_of_a_compute_share_no_gpu(eight):
+def test_nodes_of_a_compute_do_not_share_gpus(eight):
     compute = wl.Compute(name="gpus", gpus=2, engine="local")
     try:
         remote = wl.fn(look).to(compute)
@@ -172,7 +172,7 @@ def test_nodes_of_a_compute_share_no_gpu(eight):
 
 
 @pytest.mark.long
-def test_a_compute_with_another_number_of_gpus_takes_the_place_of_the_first(eight, capfd):
+def test_compute_with_another_number_of_gpus_replaces_the_first(eight, capfd):
     wl.Compute(name="gpus", gpus=2, engine="local").up()
     compute = wl.Compute(name="gpus", gpus=8, engine="local")
     try:
@@ -190,7 +190,7 @@ def test_two_ways_to_choose(eight):
 
 
 @pytest.mark.long
-def test_a_damaged_ledger_is_a_new_one(eight, tmp_path):
+def test_damaged_ledger_is_replaced(eight, tmp_path):
     job = start(tmp_path, gpus=1)
     [ledger] = (tmp_path / "state/windlass").glob("gpus-*.json")
     assert list(json.loads(ledger.read_text()).values()) == [[str(job._engine._jobs / job.id), 0]]
@@ -205,7 +205,7 @@ def test_a_damaged_ledger_is_a_new_one(eight, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["keyword", "variable", "file"])
-def test_pretended_gpus_are_as_many_ranks_on_the_cpu(way, tmp_path, monkeypatch, capfd):
+def test_pretended_gpus_become_ranks_on_the_cpu(way, tmp_path, monkeypatch, capfd):
     given = {"pretend_gpus": True} if way == "keyword" else {}
     if way == "variable":
         monkeypatch.setenv("WINDLASS_PRETEND_GPUS", "1")
@@ -230,7 +230,7 @@ def test_pretended_gpus_of_a_compute_and_a_deployed_name(eight, capfd):
         compute.teardown()
 
 
-def test_pods_ask_for_no_gpu_that_is_pretended(tmp_path):
+def test_pods_do_not_request_pretended_gpus(tmp_path):
     from windlass.client.jobs.node_settings import make_pod
 
     def make(**flags):
@@ -243,7 +243,7 @@ def test_pods_ask_for_no_gpu_that_is_pretended(tmp_path):
 # -- doctor ----------------------------------------------------------------------------------------
 
 
-def test_doctor_shows_gpus_and_who_holds_them(eight, tmp_path):
+def test_doctor_shows_gpus_and_their_owners(eight, tmp_path):
     job = start(tmp_path, gpus=1)
     smi = tmp_path / "bin/nvidia-smi"
     smi.parent.mkdir()

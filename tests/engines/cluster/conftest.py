@@ -1,6 +1,6 @@
-"""ClusterEngine without a cluster: each test runs with every dialect.
+"""ClusterEngine without a cluster. Each test runs with every dialect.
 
-There are those whose objects are held back and end, and one whose do neither.
+Most dialects have objects that can be suspended and that end. One has neither.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storing
             "trainer.kubeflow.org/v1alpha1": ["trainjobs", "trainingruntimes"],
         }
         about = {**SHIPPED[RUNTIME]["metadata"], "uid": "source"}
-        server.put("rayjobs")  # of which others may have made some, and did not
+        # RayJobs exist only if another tool creates them, which is not the case here
+        server.put("rayjobs")
         server.put("trainingruntimes", {**SHIPPED[RUNTIME], "metadata": about})
         yield server
 

@@ -1,4 +1,4 @@
-"""ClusterEngine without a cluster: how jobs end and go, and how computes grow."""
+"""ClusterEngine without a cluster: how jobs end and are removed, and how computes grow."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from windlass.wire.last_word import render_last_word
 from windlass.wire.status import Phase, make_first_status, render_status
 
 
-def test_one_without_a_lead_is_cancelled_by_deleting_it(engine, cluster, dialect) -> None:
+def test_job_without_a_lead_is_cancelled_by_deleting_it(engine, cluster, dialect) -> None:
     ref = submit(engine, dialect)
     wait_for_status(engine, ref, lambda status: not status.phase.is_final, "it is there")
     engine.cancel(ref, why="enough")
     status = wait_for_status(engine, ref, lambda status: status.phase.is_final, "it has ended")
     assert (status.phase, status.verdict.message) == (Phase.CANCELLED, "enough")
     assert cluster.names() == [SOURCE]
-    engine.cancel(ref)  # twice is once
+    engine.cancel(ref)  # a second cancel changes nothing
 
 
-def test_only_what_has_ended_is_removed(engine, cluster, dialect, tmp_path) -> None:
+def test_only_an_ended_job_is_removed(engine, cluster, dialect, tmp_path) -> None:
     ref = submit(engine, dialect)
     with pytest.raises(SpecError, match="is still pending"):
         engine.remove(ref)
@@ -46,9 +46,7 @@ def test_only_what_has_ended_is_removed(engine, cluster, dialect, tmp_path) -> N
     assert not (tmp_path / "home" / dialect.name / ref.job_id).exists()
 
 
-def test_of_one_that_somebody_deleted_the_folder_can_be_removed(
-    engine, cluster, dialect, tmp_path
-) -> None:
+def test_folder_of_a_deleted_job_can_be_removed(engine, cluster, dialect, tmp_path) -> None:
     ref = submit(engine, dialect)
     engine.let_go(ref)
     folder = tmp_path / "home" / dialect.name / ref.job_id
@@ -62,10 +60,10 @@ def test_of_one_that_somebody_deleted_the_folder_can_be_removed(
             next_client.remove(ref)
 
 
-def test_what_never_ends_by_itself_is_removed_by_the_client_that_saw_the_end(
+def test_client_that_saw_the_end_removes_objects_that_never_end(
     engine, cluster, dialect, tmp_path
 ) -> None:
-    """And what does end stays for others, as long as its ttl says."""
+    """An object that ends by itself stays for other clients until its ttl is over."""
     ref = submit(engine, dialect)
     wait_for(lambda: engine._views[ref.job_id]._watch.wait(0), "it was seen")
     folder = JobFolder(tmp_path / "home" / dialect.name / ref.job_id)
@@ -77,10 +75,10 @@ def test_what_never_ends_by_itself_is_removed_by_the_client_that_saw_the_end(
     assert engine.status(ref).phase is Phase.SUCCEEDED
 
 
-def test_one_that_was_seen_to_end_and_stayed_goes_when_jobs_are_listed(
+def test_listing_jobs_removes_an_ended_object_that_stayed(
     engine, cluster, dialect, tmp_path
 ) -> None:
-    """Its client was killed before it could remove it; its status is here, and answers as before."""
+    """The client was killed before it could remove the object. The local status stays available."""
     ref = submit(engine, dialect)
     folder = JobFolder(tmp_path / "home" / dialect.name / ref.job_id)
     last = replace(make_first_status(engine.plan(ref)), phase=Phase.SUCCEEDED, ended_at_s=1.0)
@@ -91,8 +89,8 @@ def test_one_that_was_seen_to_end_and_stayed_goes_when_jobs_are_listed(
         assert next_client.status(ref).phase is Phase.SUCCEEDED
 
 
-def test_one_whose_lead_answers_no_more_is_known_by_its_last_word(cluster, tmp_path) -> None:
-    """A lead that stays up answers for the job's time to live; its log keeps what it said last."""
+def test_end_is_read_from_the_last_word_if_the_lead_is_silent(cluster, tmp_path) -> None:
+    """A lead that stays up answers for the job's time to live. Its log keeps its last word."""
     with closing_engine(STATEFUL_SET, tmp_path) as engine:
         ref = submit(engine, STATEFUL_SET, ttl_s=60.0)
         last = replace(make_first_status(engine.plan(ref)), phase=Phase.SUCCEEDED, ended_at_s=1.0)
@@ -112,7 +110,7 @@ def test_one_whose_lead_answers_no_more_is_known_by_its_last_word(cluster, tmp_p
 
 
 @pytest.mark.parametrize("dialect", KEEPING_COMPUTES, indirect=True)
-def test_a_compute_grows_by_a_patch(engine, cluster, dialect) -> None:
+def test_compute_grows_by_a_patch(engine, cluster, dialect) -> None:
     ref = submit(engine, dialect, work=Calls())
     engine.grow(ref, [2], 3)
     assert dialect.num_pods(main_of(cluster, dialect)) == 3
@@ -123,16 +121,18 @@ def test_a_compute_grows_by_a_patch(engine, cluster, dialect) -> None:
     assert names.ANNOTATION_KEEP_PLACE not in main_of(cluster, dialect)["metadata"]["annotations"]
 
 
-def test_a_kind_that_cannot_be_resized_says_so(cluster, dialect, tmp_path) -> None:
+def test_resizing_an_unsupported_kind_is_refused(cluster, dialect, tmp_path) -> None:
     with closing_engine(replace(dialect, resize=None, regroup=None), tmp_path) as engine:
         ref = submit(engine, dialect, work=Calls())
         before = main_of(cluster, dialect)
-        with pytest.raises(SpecError, match=f"a compute that is a {dialect.kind.name} cannot be resized"):
+        with pytest.raises(
+            SpecError, match=f"a compute that is a {dialect.kind.name} cannot be resized"
+        ):
             engine.grow(ref, [2], 3)
     assert main_of(cluster, dialect) == before
 
 
-def test_there_is_nobody_to_dial_while_node_0_does_not_run(engine, cluster, dialect) -> None:
+def test_dial_fails_while_node_0_is_not_running(engine, cluster, dialect) -> None:
     ref = submit(engine, dialect, work=Calls())
     cluster.put("pods", make_pod(cluster, dialect))
     with pytest.raises(ConnectionRefusedError, match="node 0 of train-ab2cd is not running"):

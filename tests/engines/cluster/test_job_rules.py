@@ -47,7 +47,7 @@ from windlass.wire.status import (
     make_first_status,
 )
 
-MADE_S = 1_769_860_800.0  # 2026-01-31T12:00:00Z, when all objects were made
+MADE_S = 1_769_860_800.0  # 2026-01-31T12:00:00Z, when all objects were created
 NOW_S = MADE_S + 600.0
 PLAN = make_pod_plan(nodes=2)
 SINGLE = make_pod_plan()
@@ -56,7 +56,7 @@ ENDED = ObjectEnd(is_complete=True, at_s=NOW_S - 60.0)
 GONE = ClusterError("no such kind")  # permanent
 AWAY = Unreachable("cannot reach it")  # retryable
 DENIED = Forbidden("may not forward", hint="ask for it")
-EXPIRED = EngineError("the certificates are not valid", hint="start it anew")
+EXPIRED = EngineError("the certificates are not valid", hint="start it again")
 BLOCKER = Blocker(reason=START_ERROR, message="no python3 in it", since_s=1.0, hint="--python")
 RUNNING = {"running": {"startedAt": "2026-01-31T12:00:00Z"}}
 LEFT = {"terminated": {"exitCode": 0, "finishedAt": "2026-01-31T12:05:00Z"}}
@@ -64,7 +64,7 @@ KILLED = {"terminated": {"exitCode": 137, "finishedAt": "2026-01-31T12:05:00Z"}}
 
 
 def watch(*pods: Any, **facts: Any) -> JobSnapshot:
-    """A snapshot of a listed job with these pods."""
+    """Return a snapshot of a listed job with these pods."""
     leads = tuple(pod for pod in pods if KUBERNETES.index_of(pod) == 0)
     running = tuple(
         pod for pod in leads if "running" in pod["status"]["containerStatuses"][0]["state"]
@@ -126,7 +126,7 @@ UP = {"is_up": True, "is_synced": True}
 # -- snapshots -----------------------------------------------------------------------------------
 
 
-def test_a_lead_that_runs_keeps_its_job_from_having_ended() -> None:
+def test_job_with_a_running_lead_has_not_ended() -> None:
     assert not watch(LEAD, end=ENDED).has_ended
     assert watch(end=ENDED).has_ended
     assert watch(LEFT_LEAD).has_ended
@@ -134,20 +134,20 @@ def test_a_lead_that_runs_keeps_its_job_from_having_ended() -> None:
 
 
 @pytest.mark.parametrize(("code", "has_completed"), [(0, True), (100, True), (1, False)])
-def test_agents_exit_in_good_order_with_two_codes(code: int, has_completed: bool) -> None:
+def test_two_exit_codes_are_regular(code: int, has_completed: bool) -> None:
     lead = make_fake_pod("pod-0", terminated={"exitCode": code})
     assert watch(lead).has_completed is has_completed
     assert watch(lead, was_completed=True).has_completed
 
 
-def test_a_job_ended_at_the_earlier_of_two_times() -> None:
+def test_end_is_the_earlier_of_two_times() -> None:
     assert watch(LEFT_LEAD, end=ENDED).ended_at_s == MADE_S + 300.0
     assert watch(end=ENDED).ended_at_s == NOW_S - 60.0
     assert watch().ended_at_s is None
     assert observe().ended_at_s == NOW_S
 
 
-def test_only_an_object_that_failed_has_a_failure() -> None:
+def test_only_a_failed_object_has_a_failure() -> None:
     assert watch(end=ObjectEnd(is_complete=False, message="too often")).failure == "too often"
     assert watch(end=ObjectEnd(is_complete=True, message="fine")).failure == ""
 
@@ -191,7 +191,7 @@ def test_judge_missing_object() -> None:
     assert list_reasons(deleted) == [names.REASON_CANCELLED]
 
 
-def test_an_object_that_completed_and_is_gone_has_an_unknown_outcome() -> None:
+def test_outcome_of_a_deleted_complete_object_is_unknown() -> None:
     rule, gone = job_rules.judge_missing_object, watch(job=None, was_completed=True)
     ended = get_ruling(rule, observe(gone)).status
     assert (ended.phase, list_reasons(ended)) == (Phase.ENDED, [names.REASON_OUTCOME_UNKNOWN])
@@ -338,7 +338,7 @@ def test_warn_of_expired_keys() -> None:
     assert rule_on(rule, observe(connection={**UP, "expired": EXPIRED})) is None
     warned = get_ruling(rule, observe(connection={"expired": EXPIRED})).status
     assert list_reasons(warned) == [names.REASON_KEYS_EXPIRED]
-    assert warned.conditions[-1].message == "the certificates are not valid; start it anew"
+    assert warned.conditions[-1].message == "the certificates are not valid; start it again"
 
 
 def test_warn_of_silent_lead() -> None:
@@ -562,7 +562,7 @@ def test_every_rule_is_in_one_list_and_has_a_test() -> None:
 # -- rulings ----------------------------------------------------------------------------------
 
 
-def test_a_running_job_has_its_leads_status_and_the_moments_of_its_pods() -> None:
+def test_running_job_combines_status_of_the_lead_and_moments_of_pods() -> None:
     running = observe(watch(LEAD), status={"phase": Phase.RUNNING}, connection=UP)
     ruling = judge(running)
     assert (ruling.actions, ruling.lookup, ruling.error) == ((), None, None)
@@ -579,7 +579,7 @@ def test_a_lookup_ends_the_rules_and_the_fact_lets_them_continue() -> None:
     assert ruling.actions == (Action.DELETE, Action.KEEP)
 
 
-def test_an_action_is_asked_for_once() -> None:
+def test_action_is_requested_once() -> None:
     ruling = judge(observe(client=ASKED, dialect=RAYCLUSTER))
     assert ruling.actions[-2:] == (Action.DELETE, Action.KEEP)
     assert ruling.actions.count(Action.DELETE) == 1
@@ -591,12 +591,12 @@ def test_an_error_keeps_the_actions_of_the_rules_before_it() -> None:
     assert ruling.actions == (Action.END_UNREACHABLE_PODS,)
 
 
-def test_an_end_is_kept_before_what_it_came_from_is_deleted() -> None:
+def test_end_is_stored_before_the_object_is_deleted() -> None:
     ruling = judge(observe(status={"phase": Phase.SUCCEEDED}, dialect=RAYCLUSTER))
     assert ruling.actions == (Action.KEEP, Action.DELETE)
 
 
-def test_judging_changes_nothing() -> None:
+def test_judge_has_no_side_effects() -> None:
     observation = observe(watch(LEFT_LEAD, end=ENDED), client=READ)
     assert judge(observation) == judge(observation)
 
@@ -632,7 +632,7 @@ def test_only_the_newest_notes_of_outages_are_shown() -> None:
     assert [note.reason for note in outage.notes] == ["Away", "Back"] * 2
 
 
-def test_outages_are_described_by_what_is_to_be_done() -> None:
+def test_outage_descriptions() -> None:
     assert describe_api_outage(observe()) == ""
     away = observe(connection={"unreachable": AWAY})
     assert describe_api_outage(away) == (

@@ -1,4 +1,4 @@
-"""Connections to a real lead through a port-forward: a websocket server that plays the node."""
+"""Connections to a real lead through a port-forward, with a websocket server that plays the node."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ POD = {"metadata": {"name": "lead", "uid": "u", "creationTimestamp": "2026-01-31
 
 
 class Node:
-    """Forwards each websocket to the lead. `cut` breaks them all, in the middle of a frame too."""
+    """Node that forwards each websocket to the lead. `cut` breaks all connections, even within a frame."""
 
     def __init__(self, port):
         self.port = port
         self.num_forwards = 0
-        self.limit_bytes = 0  # of data to the client, after which a forward breaks; 0 for no limit
+        self.limit_bytes = 0  # a forward breaks after this much data to the client, 0 for no limit
         self._open = []
 
     def forward(self, websocket):
@@ -60,8 +60,8 @@ class Node:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def through_a_node(tmp_path, visit):
-    """Let `visit(scene, node, sync)` happen while a client follows through a node."""
+def run_through_node(tmp_path, visit):
+    """Run `visit(scene, node, sync)` while a client follows the lead through a node."""
 
     async def run(scene):
         node = Node(scene.port)
@@ -91,7 +91,7 @@ def read_log(tmp_path):
     return b""
 
 
-def test_output_comes_whole_through_a_port_forward(tmp_path):
+def test_output_is_complete_through_a_port_forward(tmp_path):
     data = bytes(range(256)) * 20_000
 
     async def visit(scene, node, sync):
@@ -103,10 +103,10 @@ def test_output_comes_whole_through_a_port_forward(tmp_path):
         await until(lambda: scene.lead.stop.is_asked, "the lead got the order")
         assert node.num_forwards == 1
 
-    through_a_node(tmp_path, visit)
+    run_through_node(tmp_path, visit)
 
 
-def test_a_forward_that_breaks_within_a_frame_loses_nothing(tmp_path):
+def test_forward_that_breaks_within_a_frame_loses_nothing(tmp_path):
     data = bytes(range(256)) * 20_000
 
     async def visit(scene, node, sync):
@@ -118,20 +118,20 @@ def test_a_forward_that_breaks_within_a_frame_loses_nothing(tmp_path):
         await until(lambda: read_log(tmp_path) == data, "all of the output")
         assert node.num_forwards > 2
 
-    through_a_node(tmp_path, visit)
+    run_through_node(tmp_path, visit)
 
 
-def test_the_lead_notices_that_a_client_is_released(tmp_path):
+def test_lead_notices_a_released_client(tmp_path):
     async def visit(scene, _node, sync):
         await until(lambda: scene.lead_server._readers, "the lead has a reader")
         sync.let_go()
         await until(lambda: not scene.lead_server._readers, "the lead knows that it is gone")
         await until(lambda: not sync._thread.is_alive(), "its thread has ended")
 
-    through_a_node(tmp_path, visit)
+    run_through_node(tmp_path, visit)
 
 
-def test_without_a_lead_there_is_no_connection(tmp_path):
+def test_no_connection_without_a_lead(tmp_path):
     async def run(scene):
         keys = {path.name: path.read_bytes() for path in scene.files.iterdir()}
         api = connect_to("http://127.0.0.1:1", tmp_path)
@@ -141,7 +141,7 @@ def test_without_a_lead_there_is_no_connection(tmp_path):
 
 
 @pytest.mark.parametrize("num_bytes", [0, 3])
-def test_a_pod_that_hangs_up_is_no_lead(tmp_path, num_bytes):
+def test_pod_that_hangs_up_raises(tmp_path, num_bytes):
     def hang_up(websocket):
         if num_bytes:
             websocket.send(b"\0" + bytes(num_bytes))

@@ -1,4 +1,4 @@
-"""ClusterEngine without a cluster: what it makes of what an API server shows."""
+"""ClusterEngine without a cluster: the status it derives from the objects of an API server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from windlass.spec.work import Calls
 from windlass.wire.status import Phase
 
 
-def test_what_blocks_its_pods_is_in_its_status(engine, cluster, dialect) -> None:
+def test_blocker_is_in_the_status(engine, cluster, dialect) -> None:
     ref = submit(engine, dialect)
     pod = make_pod(cluster, dialect)
     said = {
@@ -39,10 +39,11 @@ def test_what_blocks_its_pods_is_in_its_status(engine, cluster, dialect) -> None
     assert not status.phase.is_final
 
 
-def test_strangers_pods_are_not_its_own(engine, cluster, dialect) -> None:
+def test_foreign_pods_are_ignored(engine, cluster, dialect) -> None:
     ref = submit(engine, dialect)
     own, strangers = make_pod(cluster, dialect), make_pod(cluster, dialect, index=1)
-    somebody = {"uid": "somebody-else", "name": "somebody-else"}  # dialects go by one of them
+    # each dialect checks one of the two
+    somebody = {"uid": "somebody-else", "name": "somebody-else"}
     strangers["metadata"]["ownerReferences"][0] |= somebody
     cluster.put("pods", strangers, own)
     engine.status(ref)
@@ -51,7 +52,7 @@ def test_strangers_pods_are_not_its_own(engine, cluster, dialect) -> None:
     assert [name_of(pod) for pod in watch.pods] == [name_of(own)]
 
 
-def test_one_that_was_deleted_is_cancelled(engine, cluster, dialect) -> None:
+def test_deleted_job_is_cancelled(engine, cluster, dialect) -> None:
     ref = submit(engine, dialect)
     wait_for_status(engine, ref, lambda status: not status.phase.is_final, "it is there")
     wait_for(lambda: engine._views[ref.job_id]._watch.job is not None, "it was seen")
@@ -61,8 +62,8 @@ def test_one_that_was_deleted_is_cancelled(engine, cluster, dialect) -> None:
     assert status.verdict.message == f"its {dialect.kind.name} was deleted from the cluster"
 
 
-def test_an_object_that_failed_ends_its_job(cluster, tmp_path) -> None:
-    """Of a dialect whose objects end."""
+def test_failed_object_ends_its_job(cluster, tmp_path) -> None:
+    """Covers dialects whose objects end."""
     with closing_engine(KUBERNETES, tmp_path) as engine:
         ref = submit(engine, KUBERNETES)
         job = main_of(cluster, KUBERNETES)
@@ -82,16 +83,14 @@ def test_jobs_are_listed_newest_first_and_computes_by_their_work(engine, cluster
     assert str(new) == f"{dialect.name}://space/new-ab2cd"
 
 
-def test_one_that_is_not_there_is_not_found(engine, cluster, dialect) -> None:
+def test_unknown_job_is_not_found(engine, cluster, dialect) -> None:
     cluster.objects = {dialect.kind.plural: [], "rayjobs": [], "secrets": []}
     with pytest.raises(JobNotFound, match="there is no job 'nope-ab2cd'") as caught:
         engine.status(JobRef(dialect.name, "nope-ab2cd", "space"))
     assert f"windlass ls -e {dialect.name}" in caught.value.hint
 
 
-def test_another_client_attaches_with_what_the_secret_holds(
-    engine, cluster, dialect, tmp_path
-) -> None:
+def test_another_client_attaches_with_the_secret(engine, cluster, dialect, tmp_path) -> None:
     ref = submit(engine, dialect)
     with closing_engine(dialect, tmp_path / "elsewhere") as other:
         (tmp_path / "elsewhere").mkdir(exist_ok=True)
@@ -101,12 +100,12 @@ def test_another_client_attaches_with_what_the_secret_holds(
     assert engine.is_made_here(ref)
 
 
-def is_told_forgotten(status: Any) -> bool:
+def warns_of_forgotten_loss(status: Any) -> bool:
     return any(c.reason == names.REASON_LOSS_FORGOTTEN for c in status.conditions)
 
 
 @pytest.mark.parametrize("dialect", [PYTORCHJOB, MONARCHMESH], indirect=True)
-def test_an_only_pod_that_was_made_again_is_told_where_no_count_survives(
+def test_recreated_only_pod_is_reported_if_the_count_is_lost(
     engine, cluster, dialect, tmp_path
 ) -> None:
     ref = submit(engine, dialect, nodes=1)
@@ -114,10 +113,12 @@ def test_an_only_pod_that_was_made_again_is_told_where_no_count_survives(
     cluster.put("pods", pod)
     view = engine._views[ref.job_id]
     wait_for(lambda: len(view._watch.pods) == 1, "it sees the pod")
-    assert not is_told_forgotten(engine.status(ref))
+    assert not warns_of_forgotten_loss(engine.status(ref))
     again = {**pod, "metadata": {**pod["metadata"], "uid": "another"}}
     cluster.put("pods", again)
-    status = wait_for_status(engine, ref, is_told_forgotten, "the client that saw it says so")
+    status = wait_for_status(
+        engine, ref, warns_of_forgotten_loss, "the client that saw it reports it"
+    )
     assert status.conditions == engine.status(ref).conditions, "once, not whenever it is asked"
     kind, maker = dialect.find_pod_maker(main_of(cluster, dialect))
     made = {
@@ -129,4 +130,4 @@ def test_an_only_pod_that_was_made_again_is_told_where_no_count_survives(
     }
     cluster.put("events", made)
     with closing_engine(dialect, tmp_path / "elsewhere") as other:
-        wait_for_status(other, ref, is_told_forgotten, "and one that did not see it")
+        wait_for_status(other, ref, warns_of_forgotten_loss, "and one that did not see it")

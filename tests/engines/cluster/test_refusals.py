@@ -1,4 +1,4 @@
-"""An operator that is older, rights that are missing: worked around, or told with the next step."""
+"""Older operators and missing rights: worked around, or reported with the next step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @on_trainjob
-def test_what_an_older_operator_does_not_know_is_left_out(engine, cluster, dialect, monkeypatch):
+def test_field_unknown_to_an_older_operator_is_left_out(engine, cluster, dialect, monkeypatch):
     create = cluster._create
 
     def answer(seen: Seen) -> Answer:
@@ -51,7 +51,7 @@ def test_what_an_older_operator_does_not_know_is_left_out(engine, cluster, diale
 
 
 @on_trainjob
-def test_who_may_not_read_the_clusters_runtimes_is_told_two_ways_out(engine, cluster, dialect):
+def test_hint_without_the_right_to_read_cluster_runtimes(engine, cluster, dialect):
     cluster.put("trainingruntimes")
     cluster.refusals["GET", f"/clustertrainingruntimes/{RUNTIME}"] = FORBIDDEN
     with pytest.raises(Forbidden, match="you may not get clustertrainingruntimes") as caught:
@@ -62,21 +62,21 @@ def test_who_may_not_read_the_clusters_runtimes_is_told_two_ways_out(engine, clu
     assert cluster.objects.get("trainjobs", []) == []
 
 
-def test_the_doctor_says_so_too_and_prints_the_cluster_role(cluster, settings):
+def test_doctor_warns_and_prints_the_cluster_role(cluster, settings):
     cluster.refusals["POST", "/selfsubjectaccessreviews"] = NO
-    told = {check.name: check for check in check_cluster(settings)}["runtimes"]
-    assert told.state == "warn"
-    assert "you may not get clustertrainingruntimes" in told.found
-    assert RUNTIME in told.found, "that of the namespace is seen"
-    assert "--runtime" in told.hint
-    assert "kind: ClusterRole" in told.more
+    check = {check.name: check for check in check_cluster(settings)}["runtimes"]
+    assert check.state == "warn"
+    assert "you may not get clustertrainingruntimes" in check.found
+    assert RUNTIME in check.found, "that of the namespace is seen"
+    assert "--runtime" in check.hint
+    assert "kind: ClusterRole" in check.more
     cluster.refusals.clear()
-    told = {check.name: check for check in check_cluster(settings)}["runtimes"]
-    assert (told.state, told.found) == ("ok", f"there is: {RUNTIME}")
+    check = {check.name: check for check in check_cluster(settings)}["runtimes"]
+    assert (check.state, check.found) == ("ok", f"there is: {RUNTIME}")
 
 
 @on_trainjob
-def test_a_runtime_that_is_not_there_is_named_with_those_that_are(engine, cluster, dialect):
+def test_unknown_runtime_is_named_with_the_known_ones(engine, cluster, dialect):
     cluster.put("clustertrainingruntimes")
     with pytest.raises(SpecError, match="'torch-distribted' for namespace space") as caught:
         submit(engine, dialect, runtime="torch-distribted")
@@ -84,7 +84,7 @@ def test_a_runtime_that_is_not_there_is_named_with_those_that_are(engine, cluste
 
 
 @pytest.mark.parametrize("dialect", [TRAINJOB, PYTORCHJOB, MONARCHMESH, KUBERNETES], indirect=True)
-def test_the_role_to_ask_for_is_that_of_the_engine(engine, cluster, dialect):
+def test_hint_names_the_role_of_the_engine(engine, cluster, dialect):
     cluster.refusals["POST", "/selfsubjectrulesreviews"] = Answer(body={"status": {}})
     cluster.refusals["POST", "/selfsubjectaccessreviews"] = NO
     with pytest.raises(Forbidden) as caught:

@@ -1,4 +1,4 @@
-"""ClusterEngine without a cluster: what a submit asks of an API server, and in which order."""
+"""ClusterEngine without a cluster: the requests of a submit and their order."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from windlass.kube.objects.kinds import TRAIN_JOBS
 from windlass.wire.status import Phase
 
 
-def test_the_main_object_is_made_first_owns_the_others_and_is_started_last(
-    engine, cluster, dialect
-) -> None:
+def test_main_object_is_created_first_and_started_last(engine, cluster, dialect) -> None:
     ref = submit(engine, dialect, volumes=())
     is_needed = dialect.prerequisite is not None
     sent = writes(cluster)[is_needed + has_lease(dialect) :]
@@ -40,7 +38,7 @@ def test_the_main_object_is_made_first_owns_the_others_and_is_started_last(
         (owner,) = other.body["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["kind"]) == (uid, dialect.kind.name)
     kinds = sorted(other.path.rpartition("/")[2] for other in others)
-    adopted = [ref.job_id] if is_needed else []  # by a patch
+    adopted = [ref.job_id] if is_needed else []  # started by a patch
     parts = ["secrets"] * (kinds.count("secrets") - 1)
     assert parts, "the agent is in Secrets of its own"
     assert kinds == sorted(["networkpolicies", "secrets", *parts, "services", "services", *adopted])
@@ -61,8 +59,10 @@ def owners_of(body: Any) -> list[str]:
 
 @pytest.mark.parametrize("queue", ["", "training"])
 @pytest.mark.parametrize("detach", [True, False])
-def test_a_lease_owns_what_nothing_else_would_end(engine, cluster, dialect, queue, detach) -> None:
-    """What is held back never runs by itself; Kueue, or a kind that starts at once, knows no such thing."""
+def test_lease_owns_objects_that_would_not_end_otherwise(
+    engine, cluster, dialect, queue, detach
+) -> None:
+    """A suspended object never runs by itself, except with Kueue or for a kind that starts immediately."""
     plan = replace(make_job_plan(dialect, queue=queue), detach=detach)
     engine.submit(plan, b"payload")
     name = lease_name(plan)
@@ -96,7 +96,7 @@ def test_a_lease_owns_what_nothing_else_would_end(engine, cluster, dialect, queu
     assert names.ANNOTATION_SUBMIT not in there["metadata"]["annotations"]
 
 
-def test_without_the_right_to_make_a_lease_there_is_none(engine, cluster, dialect) -> None:
+def test_submit_without_the_right_to_create_a_lease(engine, cluster, dialect) -> None:
     cluster.refusals = {("POST", "/jobs"): refuse(403, "Forbidden", "you may not create jobs")}
     if dialect.kind.plural == "jobs":
         with pytest.raises(WindlassError, match="you may not create jobs"):
@@ -106,7 +106,7 @@ def test_without_the_right_to_make_a_lease_there_is_none(engine, cluster, dialec
     assert owners_of(main_of(cluster, dialect)) == []
 
 
-def test_who_holds_the_lease_renews_it_where_pods_stay_up(engine, cluster, dialect) -> None:
+def test_lease_is_renewed_if_pods_stay_up(engine, cluster, dialect) -> None:
     plan = replace(make_job_plan(dialect), detach=False)
     ref = engine.submit(plan, b"payload")
 
@@ -122,13 +122,13 @@ def test_who_holds_the_lease_renews_it_where_pods_stay_up(engine, cluster, diale
     assert renewals()[0].body["spec"]["ttlSecondsAfterFinished"] >= plan.lease_s + 120
 
 
-def test_a_submit_that_broke_off_before_its_secret_is_listed(engine, cluster, dialect) -> None:
+def test_submit_interrupted_before_its_secret_is_listed(engine, cluster, dialect) -> None:
     ref = submit(engine, dialect, volumes=())
     engine.let_go(ref)
     cluster.put("secrets")
     (main,) = cluster.objects[dialect.kind.plural]
     with pytest.raises(WindlassError, match="was interrupted before it was complete"):
-        engine.status(ref)  # somebody removed its Secret
+        engine.status(ref)  # its Secret was deleted
     mark = {"metadata": {"annotations": {names.ANNOTATION_SUBMIT: "mark"}}}
     cluster.put(dialect.kind.plural, merge(main, mark))
     assert [one.job_id for one in engine.jobs()] == [ref.job_id]
@@ -139,7 +139,7 @@ def test_a_submit_that_broke_off_before_its_secret_is_listed(engine, cluster, di
     assert [one for one in cluster.names() if ref.job_id in one and "-lease" not in one] == []
 
 
-def test_the_training_library_travels_beside_the_agent(engine, cluster, dialect) -> None:
+def test_training_library_is_in_the_secret_with_the_agent(engine, cluster, dialect) -> None:
     plan = make_job_plan(dialect, volumes=(), env={names.TRAIN: "/windlass/job/files/train.pyz"})
     documents = engine.render(plan, payload=b"payload")
     engine.submit(plan, b"payload")
@@ -160,7 +160,7 @@ def test_the_training_library_travels_beside_the_agent(engine, cluster, dialect)
     [({}, True), ({"matchLabels": {"app.kubernetes.io/name": "somebody-else"}}, False)],
     ids=["all pods", "others"],
 )
-def test_going_out_is_spoken_of_where_it_is_forbidden_to_these_pods(
+def test_egress_rules_are_added_if_a_policy_denies_egress(
     engine, cluster, dialect, selector, is_let_out
 ) -> None:
     spec = {"podSelector": selector, "policyTypes": ["Ingress", "Egress"]}
@@ -171,7 +171,7 @@ def test_going_out_is_spoken_of_where_it_is_forbidden_to_these_pods(
     assert ("egress" in own["spec"]) == is_let_out
 
 
-def test_an_export_is_what_a_submit_makes(engine, cluster, dialect) -> None:
+def test_export_matches_a_submit(engine, cluster, dialect) -> None:
     plan = make_job_plan(dialect)
     documents = engine.render(plan, payload=b"payload")
     engine.submit(plan, b"payload")
@@ -184,16 +184,18 @@ def test_an_export_is_what_a_submit_makes(engine, cluster, dialect) -> None:
     exported = {(one["kind"], one["metadata"]["name"]) for one in documents}
     assert {name for name in exported ^ set(created) if "-files-" not in name[1]} == set()
     for document in documents:
-        if "-files-" in document["metadata"]["name"]:  # byte code and the cuts differ
+        if "-files-" in document["metadata"]["name"]:  # byte code and the parts differ
             continue
         made = created[document["kind"], document["metadata"]["name"]]
         made["metadata"].pop("ownerReferences", None)
         made["metadata"].get("annotations", {}).pop(names.ANNOTATION_SUBMIT, None)
-        if (
-            document["kind"] == "Secret"
-        ):  # the agent differs in byte code, keys are never twice the same
+        if document["kind"] == "Secret":
+            # the byte code of the agent differs, and each submit has new keys
             assert set(document["data"]) < set(made["data"])
-        elif document["kind"] in (dialect.kind.name, "TrainingRuntime"):  # it mounts more files
+        elif document["kind"] in (
+            dialect.kind.name,
+            "TrainingRuntime",
+        ):  # the submit mounts more files
             assert document["spec"].keys() == made["spec"].keys()
             assert document["metadata"] == made["metadata"]
         else:
@@ -201,7 +203,7 @@ def test_an_export_is_what_a_submit_makes(engine, cluster, dialect) -> None:
 
 
 @pytest.mark.parametrize("refused", ["secrets", "services", "networkpolicies"])
-def test_a_submit_that_breaks_leaves_nothing(engine, cluster, dialect, refused, tmp_path) -> None:
+def test_failed_submit_leaves_nothing(engine, cluster, dialect, refused, tmp_path) -> None:
     cluster.refused = refused
     with pytest.raises(WindlassError, match=f"{refused} are refused here"):
         submit(engine, dialect)
@@ -211,10 +213,10 @@ def test_a_submit_that_breaks_leaves_nothing(engine, cluster, dialect, refused, 
 
 
 @pytest.mark.parametrize("dialect", [TRAINJOB], indirect=True)
-def test_what_checks_it_may_learn_of_what_it_names_a_moment_later(
+def test_submit_is_retried_if_a_webhook_does_not_know_the_runtime_yet(
     engine, cluster, dialect, monkeypatch
 ) -> None:
-    """A webhook looks into a copy of its own, which is as old as its last news."""
+    """A webhook reads from a cache, which may be slightly out of date."""
     create, refusals = cluster._create, [1, 2]
 
     def answer(seen: Any) -> Any:
@@ -229,7 +231,7 @@ def test_what_checks_it_may_learn_of_what_it_names_a_moment_later(
     assert main_of(cluster, dialect)
 
 
-def test_what_the_cluster_lacks_is_told_before_anything_is_made(cluster, dialect, tmp_path) -> None:
+def test_missing_api_is_reported_before_anything_is_created(cluster, dialect, tmp_path) -> None:
     cluster.served.pop(TRAIN_JOBS.api_version)
     lacking = replace(dialect, needs=(Need(kind=TRAIN_JOBS, product="Kubeflow Trainer 2"),))
     with closing_engine(lacking, tmp_path) as engine:
@@ -249,7 +251,7 @@ def test_what_the_cluster_lacks_is_told_before_anything_is_made(cluster, dialect
     assert main_of(cluster, dialect)
 
 
-def test_what_a_dialect_cannot_is_refused(dialect) -> None:
+def test_missing_capability_is_refused(dialect) -> None:
     unable = replace(dialect, can=dialect.can - {"timeout"})
     plan = make_job_plan(dialect, timeout_s=60.0)
     check_capabilities(dialect, plan)

@@ -1,4 +1,4 @@
-"""Pods on a machine that is gone: ended by the client that looks, where their kind replaces no others."""
+"""Pods on a lost machine are ended by the client that reads the status, if their kind replaces none."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ENDING = {
     "pytorchjob": ["DELETE"],
     "monarchmesh": ["DELETE"],
 }
-where_nobody_else_does = pytest.mark.parametrize(
+without_replacement = pytest.mark.parametrize(
     "dialect", [TRAINJOB, PYTORCHJOB, MONARCHMESH], indirect=True
 )
 
 
 def put_lost_pod(cluster: StoringCluster, dialect: Dialect, *, deleted_s: float) -> str:
-    """A pod of the job that is there, on a machine that does not answer; its name."""
+    """Put a deleted pod of the job on a machine that does not answer, and return the pod's name."""
     pod = make_pod(cluster, dialect)
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(deleted_s))
     pod["metadata"]["deletionTimestamp"] = at
@@ -47,7 +47,7 @@ def put_node(cluster: StoringCluster, *, is_ready: bool) -> None:
 
 
 def read_endings(cluster: StoringCluster) -> list[str]:
-    """What was done to pods."""
+    """Return the requests that changed or deleted pods."""
     with cluster.lock:
         of_pods = [seen for seen in cluster.seen if "/pods/" in seen.path]
     return [
@@ -57,82 +57,80 @@ def read_endings(cluster: StoringCluster) -> list[str]:
     ]
 
 
-def look_until_ended(engine: ClusterEngine, ref: JobRef, cluster, dialect) -> None:
-    """Ask for the status until the pod is ended: pods are looked at every other second, whoever asks."""
+def poll_until_ended(engine: ClusterEngine, ref: JobRef, cluster, dialect) -> None:
+    """Read the status until the pod is ended. Pods are checked every two seconds."""
 
     def is_ended() -> bool:
-        look(engine, ref)
+        read_status(engine, ref)
         return read_endings(cluster) == ENDING[dialect.name]
 
     wait_for(is_ended, "the pod is ended", 20)
 
 
-def look(engine: ClusterEngine, ref: JobRef) -> None:
-    """Ask for the status once the pod is seen."""
+def read_status(engine: ClusterEngine, ref: JobRef) -> None:
+    """Wait until the pod is known, then read the status."""
     wait_for(lambda: bool(engine._views[ref.job_id]._watch.pods), "it sees the pod", 20)
     engine.status(ref)
 
 
-@where_nobody_else_does
-def test_it_is_ended(engine, cluster, dialect):
+@without_replacement
+def test_lost_pod_is_ended(engine, cluster, dialect):
     ref = submit(engine, dialect)
     put_node(cluster, is_ready=False)
     name = put_lost_pod(cluster, dialect, deleted_s=time.time() + 30)
-    look_until_ended(engine, ref, cluster, dialect)
+    poll_until_ended(engine, ref, cluster, dialect)
     deleted = next(s for s in cluster.seen if s.method == "DELETE" and "/pods/" in s.path)
     assert deleted.body["gracePeriodSeconds"] == 0
     assert deleted.body["preconditions"] == {"uid": name}
 
 
 @pytest.mark.parametrize("dialect", [KUBERNETES], indirect=True)
-def test_what_kubernetes_replaces_is_left_to_it(engine, cluster, dialect):
+def test_pod_that_kubernetes_replaces_is_left_alone(engine, cluster, dialect):
     ref = submit(engine, dialect)
     put_node(cluster, is_ready=False)
     put_lost_pod(cluster, dialect, deleted_s=time.time() - 60)
-    look(engine, ref)
+    read_status(engine, ref)
     assert read_endings(cluster) == []
 
 
-@where_nobody_else_does
-def test_one_whose_machine_answers_keeps_its_grace(engine, cluster, dialect):
-    """It may have been tainted by an admin: its ranks are saving."""
+@without_replacement
+def test_pod_on_an_answering_machine_keeps_its_grace(engine, cluster, dialect):
+    """An admin may have tainted the machine while the ranks are saving."""
     ref = submit(engine, dialect)
     put_node(cluster, is_ready=True)
     put_lost_pod(cluster, dialect, deleted_s=time.time() - 60)
-    look(engine, ref)
+    read_status(engine, ref)
     assert read_endings(cluster) == []
 
 
 @pytest.mark.parametrize(("since_s", "is_over"), [(600.0, False), (-60.0, True)])
-@where_nobody_else_does
-def test_where_nodes_may_not_be_read_its_grace_must_be_over(
-    engine, cluster, dialect, since_s, is_over
-):
+@without_replacement
+def test_grace_must_be_over_if_nodes_cannot_be_read(engine, cluster, dialect, since_s, is_over):
     ref = submit(engine, dialect)
     no = Answer(body={"status": {"allowed": False}})
     cluster.refusals["POST", "/selfsubjectaccessreviews"] = no
     put_lost_pod(cluster, dialect, deleted_s=time.time() + since_s)
     if is_over:
-        look_until_ended(engine, ref, cluster, dialect)
+        poll_until_ended(engine, ref, cluster, dialect)
     else:
-        look(engine, ref)
+        read_status(engine, ref)
         assert read_endings(cluster) == []
 
 
-@where_nobody_else_does
-def test_who_may_not_is_told_who_may(engine, cluster, dialect):
+@without_replacement
+def test_missing_right_is_reported_with_a_hint(engine, cluster, dialect):
     ref = submit(engine, dialect)
     put_node(cluster, is_ready=False)
     no = refuse(403, "Forbidden", 'User "u" cannot delete resource "pods" in API group ""')
     for method in ("PATCH", "DELETE"):
         cluster.refusals[method, "/status" if method == "PATCH" else f"/pods/{ref.job_id}-0"] = no
     name = put_lost_pod(cluster, dialect, deleted_s=time.time() - 60)
-    look(engine, ref)
+    read_status(engine, ref)
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         return explain(engine.status(ref), now_s=time.time()).reason == "NodeLost"
 
-    wait_for(is_told, "its status names the pod", 20)
+    wait_for(is_reported, "its status names the pod", 20)
     why = explain(engine.status(ref), now_s=time.time())
     assert f"pod {name} on node n1 was removed" in why.sentence
     assert f"windlass doctor -e {dialect.name}" in why.next

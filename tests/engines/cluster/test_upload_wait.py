@@ -1,4 +1,4 @@
-"""A submit whose code is too large for a Secret waits for its first pod, and says what keeps it."""
+"""A submit whose code is too large for a Secret waits for its first pod, and reports what blocks it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from windlass.settings import read_settings
 
 
 @pytest.mark.parametrize("dialect", [TRAINJOB, PYTORCHJOB], indirect=True)
-def test_it_says_what_it_waits_for_and_not_for_ever(
+def test_submit_reports_what_it_waits_for_and_times_out(
     engine, cluster, dialect, monkeypatch, caplog, tmp_path
 ):
     monkeypatch.setattr(waiting, "_SAY_EVERY_S", 0.2)
@@ -26,8 +26,8 @@ def test_it_says_what_it_waits_for_and_not_for_ever(
     large = Input(name=names.PAYLOAD_FILE, size_bytes=len(payload), sha256="0")
     plan = replace(make_job_plan(dialect), inputs=(large,))
     ref = engine.submit(plan, payload)
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert f"{ref.job_id}: what is too large for a Secret is sent when node 0 runs" in told[0]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"{ref.job_id}: what is too large for a Secret is sent when node 0 runs" in warnings[0]
     verdict = engine.status(ref).verdict
     assert verdict is not None
     assert "2 s" in verdict.message

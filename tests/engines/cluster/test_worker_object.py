@@ -1,4 +1,4 @@
-"""A compute whose workers are of a size of their own: a second object, resized and removed with the first."""
+"""A compute with another pod size for its workers: a second object, resized and removed with the first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.parametrize("dialect", [KUBERNETES], indirect=True)
 
 
 def read_jobs(cluster):
-    """How many pods each Job is to have, by its name."""
+    """Return the number of pods of each Job, by its name."""
     jobs = cluster.objects["jobs"]
     return {job["metadata"]["name"]: job["spec"]["completions"] for job in jobs}
 
@@ -33,7 +33,7 @@ def read_limits(cluster, name):
     return container.get("resources", {}).get("limits", {})
 
 
-def test_workers_are_a_job_beside_the_first_which_owns_it(engine, cluster, dialect):
+def test_workers_are_a_second_job_owned_by_the_first(engine, cluster, dialect):
     ref = submit(engine, dialect, work=Calls(), cpus="2", nodes=1)
     engine.grow(ref, [1, 2], 3, workers=SIZE)
     assert read_jobs(cluster) == {"train-ab2cd": 1, WORKERS: 2}
@@ -48,13 +48,13 @@ def test_workers_are_a_job_beside_the_first_which_owns_it(engine, cluster, diale
     assert engine.jobs() == engine.computes() == [ref]
 
 
-def test_one_that_starts_with_workers_of_their_own_has_node_0_alone(engine, cluster, dialect):
+def test_first_job_has_only_node_0_if_workers_differ(engine, cluster, dialect):
     ref = submit(engine, dialect, work=Calls(), nodes=3, workers=SIZE)
     engine.grow(ref, (), 3, workers=SIZE)
     assert read_jobs(cluster) == {"train-ab2cd": 1, WORKERS: 2}
 
 
-def test_it_grows_and_shrinks_and_changes_with_the_compute(engine, cluster, dialect):
+def test_worker_job_is_resized_and_replaced(engine, cluster, dialect):
     ref = submit(engine, dialect, work=Calls(), nodes=3)
     engine.grow(ref, (), 3, workers=SIZE)
     before = find_job(cluster, WORKERS)["metadata"]["uid"]
@@ -72,7 +72,7 @@ def test_it_grows_and_shrinks_and_changes_with_the_compute(engine, cluster, dial
     assert read_jobs(cluster) == {"train-ab2cd": 2}
 
 
-def test_a_worker_is_the_computes_own_and_not_its_lead(engine, cluster, dialect):
+def test_pod_of_the_worker_job_is_not_the_lead(engine, cluster, dialect):
     ref = submit(engine, dialect, work=Calls(), nodes=1)
     engine.grow(ref, [1], 2, workers=SIZE)
     main, workers = find_job(cluster, "train-ab2cd"), find_job(cluster, WORKERS)
@@ -95,7 +95,7 @@ def test_a_worker_is_the_computes_own_and_not_its_lead(engine, cluster, dialect)
     }
 
 
-def test_a_queue_lets_in_all_or_none(engine, cluster, dialect):
+def test_queue_admits_all_nodes_or_none(engine, cluster, dialect):
     ref = submit(engine, dialect, work=Calls(), nodes=1, queue="training")
     with pytest.raises(SpecError, match="a queue admits all nodes of a compute together"):
         engine.grow(ref, [1], 2, workers=SIZE)
