@@ -114,7 +114,7 @@ def test_scale(local: Cli, submit: Callable[..., list[str]]) -> None:
     submit("stay")
     refused = local("compute", "scale", "nodes", "1")
     assert refused.code == 2
-    assert "its calls would lose nodes" in refused.err
+    assert "which would lose nodes" in refused.err
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_logs(windlass: Cli, ended: str) -> None:
     assert windlass("logs", ended, "--since", "2h", "--attempt", "0", "-f").out.count("\n") == 4
     nothing = windlass("logs", ended, "--since", "2999-01-01")
     assert (nothing.code, nothing.out) == (0, "")
-    assert "no line of" in nothing.err
+    assert "no output of" in nothing.err
 
 
 def test_logs_into_a_closed_pipe(

@@ -400,7 +400,7 @@ def _check_loose(words: SplitWords, sources: Sequence[Path]) -> None:
         check_launcher_flags(words.loose, declared, _name_target(words, source))
     for word, flag in words.near.items():
         if word not in declared:
-            _doubt(word, flag, words.target[-1])
+            _check_similar(word, flag, words.target[-1])
 
 
 def _name_target(words: SplitWords, source: Path) -> str:
@@ -409,7 +409,7 @@ def _name_target(words: SplitWords, source: Path) -> str:
     return source.name if any(word.endswith(source.name) for word in words.loose) else target
 
 
-def _doubt(word: str, flag: str, target: str) -> None:
+def _check_similar(word: str, flag: str, target: str) -> None:
     """Reject a word that looks much like a flag of Windlass. For a command, only print a note."""
     if not target.endswith(".py"):
         if translate_flag(word) and is_torchrun(target):  # a flag of torchrun itself

@@ -56,8 +56,8 @@ def _wait(job: Job) -> JobStatus:
 
 
 def _say_waiting(job: Job, waited_s: float) -> None:
-    left = job.status().count(RankState.RUNNING)
-    say(f"waiting {waited_s:.0f} s for {left} rank(s) of {job.id} to stop; --now kills them")
+    num_running = job.status().count(RankState.RUNNING)
+    say(f"waiting {waited_s:.0f} s for {num_running} rank(s) of {job.id} to stop; --now kills them")
 
 
 @click.command(cls=Verb)

@@ -103,8 +103,8 @@ def find_job(text: str, settings: Settings) -> Job:
 def _find_here(job_id: str, settings: Settings) -> Job | None:
     """Return the job with a folder on this machine that `job_id` names, or None."""
     check_engine_name(settings.engine)
-    by_turns = sorted(engine_names_here(settings), key=lambda name: name != settings.engine)
-    for engine in _make_engines(by_turns, settings):
+    ordered_names = sorted(engine_names_here(settings), key=lambda name: name != settings.engine)
+    for engine in _make_engines(ordered_names, settings):
         if matches := _match(engine, engine.jobs_here(), job_id):
             return _choose(engine, matches, job_id)
     return None

@@ -123,8 +123,8 @@ class LiveView:
             return
         # the status may still show a rank as pending that has just started
         ranks = self._status.ranks if self._status else ()
-        left = sum(rank.state in NOT_ENDED for rank in ranks)
-        self.say(f"windlass: stopping {left} rank(s); Ctrl-C again to kill them now")
+        num_left = sum(rank.state in NOT_ENDED for rank in ranks)
+        self.say(f"windlass: stopping {num_left} rank(s); Ctrl-C again to kill them now")
 
     def close(self) -> None:
         self._erase()
