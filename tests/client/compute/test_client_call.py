@@ -105,7 +105,7 @@ def test_output_of_ranks_and_of_the_lead_reaches_the_user(capsys):
         connection.welcome()
         connection.hear_call()
         connection.say(CallPrinted(id=CALL, rank=3), b"printed\n")
-        connection.say(CallSaid(id=CALL, connection="node 1: installing"))
+        connection.say(CallSaid(id=CALL, line="node 1: installing"))
         connection.give(None)
         connection.hear_end()
 
