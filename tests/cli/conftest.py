@@ -1,4 +1,4 @@
-"""The command line as a user has it: a process of its own, in a small project."""
+"""Command line as a separate process, in a small project."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def windlass(project: Path) -> Callable[..., Ran]:
-    """Run one command in the project; `env` adds to the environment."""
+    """Return a function that runs one command in the project.
+
+    `env` adds to its environment.
+    """
 
     def run(*words: str, env: dict[str, str] | None = None, cwd: Path = project) -> Ran:
         done = subprocess.run(
@@ -46,7 +49,7 @@ def windlass(project: Path) -> Callable[..., Ran]:
 
 @pytest.fixture
 def started(project: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start a command and return once its stdout shows `until`."""
+    """Return a function that starts a command, and returns once its stdout contains `until`."""
 
     def start(*words: str, until: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -68,7 +71,7 @@ def started(project: Path) -> Callable[..., subprocess.Popen[str]]:
 
 @pytest.fixture
 def running(windlass: Callable[..., Ran]) -> Callable[..., str]:
-    """Start a detached job; its id once all its ranks are up."""
+    """Return a function that starts a detached job, and returns its id once all ranks run."""
 
     def start(function: str = "stay", *words: str) -> str:
         ref = windlass("run", f"work.py::{function}", "--detach", *words).out.strip()

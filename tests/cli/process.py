@@ -1,4 +1,4 @@
-"""The command line as a process, what it left, and the work it is given."""
+"""Runner of the command line as a process, its result, and sample work."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def stubborn() -> None:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command left."""
+    """Result of a command."""
 
     code: int
     out: str
@@ -80,7 +80,7 @@ class Ran:
 
     @property
     def job_id(self) -> str:
-        """The id that `run` said on stderr."""
+        """Return the id that `run` printed to stderr."""
         found = re.search(r"windlass: (\S+) on local", self.err)
         assert found, self.err
         return found[1]

@@ -1,4 +1,4 @@
-"""Annotations: from the text of a type to the value of a word."""
+"""Annotations, which convert arguments to values."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_refused_words(annotation, text):
         ("int | list[int]", ..., "int|list[int]"),
     ],
 )
-def test_the_default_helps_where_the_annotation_does_not(annotation, default, spelt):
+def test_default_value_gives_the_type_without_an_annotation(annotation, default, spelt):
     assert str(make_type(annotation, default)) == spelt
 
 
@@ -120,7 +120,7 @@ def test_the_default_helps_where_the_annotation_does_not(annotation, default, sp
         ("list[int] | None", ["none"], None),
     ],
 )
-def test_words_given_again(annotation, texts, expected):
+def test_repeated_arguments(annotation, texts, expected):
     assert read_values(make_type(annotation), texts) == expected
 
 
@@ -137,5 +137,5 @@ def test_lists_of_any_text_read_back(items):
 @given(
     st.text(), st.sampled_from(["int", "Optional[", "list[", "]", "Literal", "x|", "Tuple[int]"])
 )
-def test_no_annotation_is_too_odd(text, part):
+def test_any_annotation_is_handled(text, part):
     str(make_type(part + text))

@@ -1,4 +1,4 @@
-"""Which word of `windlass run` is whose."""
+"""Assignment of the arguments of `windlass run` to Windlass, the target and the work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPTIONS = run.options(click.Context(run, info_name="run"))
         (["--"], (), (), ()),
     ],
 )
-def test_sorting(
+def test_assignment(
     argv: list[str], ours: tuple[str, ...], target: tuple[str, ...], rest: tuple[str, ...]
 ) -> None:
     words = sort_words(OPTIONS, argv)
@@ -55,7 +55,7 @@ def test_near_misses_are_noticed_only_before_the_dashes() -> None:
     assert words.near == {"--nnodes": "--nodes"}
 
 
-def test_what_is_a_function() -> None:
+def test_recognising_a_function() -> None:
     assert SplitWords(target=("a.py::f",)).is_function
     assert not SplitWords(target=("-m", "a::f")).is_function
     assert not SplitWords(target=("a.py",)).is_function

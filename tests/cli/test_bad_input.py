@@ -1,4 +1,4 @@
-"""Bad input: a clear line, a hint, the right exit code, and nothing started."""
+"""Bad input. It gives a clear line, a hint and the right exit code, and starts nothing."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_usage(windlass: Cli, home: Path, words: list[str], message: str, hint: 
     assert not (home / "jobs").exists()
 
 
-def test_jobs_and_ranks_that_are_not_there(windlass: Cli) -> None:
+def test_missing_jobs_and_ranks(windlass: Cli) -> None:
     job_id = windlass("run", "--", "true").job_id
     wrong = job_id[:-1] + ("a" if job_id[-1] != "a" else "b")
     assert f"did you mean {job_id}?" in windlass("status", wrong).err
@@ -86,7 +86,7 @@ def test_jobs_and_ranks_that_are_not_there(windlass: Cli) -> None:
     assert windlass("status", "true").code == 2
 
 
-def test_a_slip_of_a_flag_is_refused_unless_it_is_clearly_the_targets_own(
+def test_misspelt_flag_is_refused_unless_it_belongs_to_the_target(
     windlass: Cli, project: Path
 ) -> None:
     ran = windlass("run", "show_args.py", "--nodse", "2")
@@ -158,7 +158,7 @@ def test_a_variable_without_a_value_is_shown_as_it_was_typed(windlass: Cli, proj
     assert "{}" not in ran.err
 
 
-def test_a_parameter_that_is_also_our_flag_is_told(windlass: Cli, project: Path) -> None:
+def test_parameter_that_is_also_a_windlass_flag_is_reported(windlass: Cli, project: Path) -> None:
     (project / "named.py").write_text("def train(name: str):\n    return name\n")
     ran = windlass("run", "named.py::train", "--name", "x")
     assert ran.code == 2

@@ -1,4 +1,4 @@
-"""`windlass deploy`: a script is imported, and what it decorates comes up, one line each."""
+"""`windlass deploy`, which imports a script, starts what it decorates, and prints one line each."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def local(windlass, project, monkeypatch):
-    """`windlass` where there is no cluster."""
+    """Run `windlass` without a cluster."""
     monkeypatch.setenv("KUBECONFIG", str(project / "none"))
     return windlass
 
 
-def test_each_app_of_a_script_comes_up(local, project):
+def test_each_app_of_a_script_starts(local, project):
     (project / "my_apps.py").write_text(APPS)
     done = local("deploy", "my_apps.py")
     assert done.code == 0, done.err
@@ -50,7 +50,7 @@ def test_one_by_name_as_json(local, project):
     assert local("wait", found["ref"]).code == 0
 
 
-def test_an_app_that_runs_is_replaced_only_when_asked(local, project):
+def test_running_app_is_replaced_only_on_request(local, project):
     (project / "stay.py").write_text(
         "import windlass as kt\napp = kt.app(name='stay', cli_command='tail -f /dev/null')\n"
     )
@@ -84,14 +84,14 @@ kt.Compute(name="deployed-nodes").teardown()
 """
 
 
-def test_a_decorated_function_is_called_from_anywhere_by_its_name(local, project, tmp_path):
+def test_decorated_function_is_called_by_name_from_anywhere(local, project, tmp_path):
     (project / "my_script.py").write_text(DECORATED)
     done = local("deploy", "my_script.py")
     assert done.code == 0, done.err
     name, kind, ref = done.out.split()
     assert (name, kind) == ("greet", "function")
     assert ref.startswith("local://deployed-nodes-")
-    assert local("deploy", "my_script.py").out == done.out  # it is up already
+    assert local("deploy", "my_script.py").out == done.out  # it runs already
     assert run_python(project / "my_script.py") == "['hello from 0', 'hello from 1']"
     (tmp_path / "elsewhere.py").write_text(CALL)
     assert run_python(tmp_path / "elsewhere.py") == "['good day from 0', 'good day from 1']"
@@ -126,8 +126,8 @@ kt.Compute(name="spread-nodes").teardown()
 
 @pytest.mark.long
 @pytest.mark.parametrize("each", ["gpus=2, pretend_gpus=True", "procs=2"])
-def test_ranks_per_node_are_those_that_were_deployed(local, project, tmp_path, monkeypatch, each):
-    """By whatever way it is called, and whatever the settings of the caller are."""
+def test_ranks_per_node_are_those_of_the_deployment(local, project, tmp_path, monkeypatch, each):
+    """This holds for every way to call it, and for any settings of the caller."""
     (project / "my_script.py").write_text(SPREAD.format(each=each))
     done = local("deploy", "my_script.py")
     assert done.code == 0, done.err
@@ -143,7 +143,7 @@ def test_ranks_per_node_are_those_that_were_deployed(local, project, tmp_path, m
 
 
 def run_python(path):
-    """What a script prints, run as a user would from its folder."""
+    """Run a script from its folder, and return its output."""
     command = [sys.executable, path.name]
     done = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -151,7 +151,7 @@ def run_python(path):
 
 
 @pytest.mark.parametrize(
-    ("source", "words", "told", "hint"),
+    ("source", "words", "expected", "hint"),
     [
         ("x = 1\n", "bad.py", "nothing to deploy in bad.py", "decorate a function with"),
         (
@@ -173,10 +173,10 @@ def run_python(path):
         (None, "none.py", "there is no script none.py", ""),
     ],
 )
-def test_mistakes_are_told(local, project, source, words, told, hint):
+def test_mistakes_are_reported(local, project, source, words, expected, hint):
     if source is not None:
         (project / words.partition("::")[0]).write_text(source)
     done = local("deploy", words)
     assert (done.code, done.out) == (2, "")
-    assert told in done.err
+    assert expected in done.err
     assert hint in done.err

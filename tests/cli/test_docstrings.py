@@ -1,4 +1,4 @@
-"""Docstrings in the three styles give the same help."""
+"""Docstrings in three styles, which give the same help."""
 
 from __future__ import annotations
 

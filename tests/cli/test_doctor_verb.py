@@ -1,4 +1,4 @@
-"""`windlass doctor` as a user types it: of this machine, and of a cluster."""
+"""`windlass doctor` on the command line, for this machine and for a cluster."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from windlass.observe.doctor import Check
 Cli = Callable[..., Ran]
 
 
-def _nowhere(folder: Path) -> dict[str, str]:
+def _without_cluster(folder: Path) -> dict[str, str]:
     return {"KUBECONFIG": str(folder / "none"), "HOME": str(folder), "KUBERNETES_SERVICE_HOST": ""}
 
 
-def test_a_cluster_that_is_not_there(windlass: Cli, tmp_path: Path) -> None:
-    ran = windlass("doctor", "-e", "kubernetes", env=_nowhere(tmp_path))
+def test_unreachable_cluster(windlass: Cli, tmp_path: Path) -> None:
+    ran = windlass("doctor", "-e", "kubernetes", env=_without_cluster(tmp_path))
     assert ran.code == 3
     assert ran.out.startswith("missing  cluster")
     assert "-> " in ran.out
     assert "jobs cannot run without: cluster" in ran.err
-    (check,) = windlass("doctor", "-e", "kubernetes", "--json", env=_nowhere(tmp_path)).json
+    (check,) = windlass("doctor", "-e", "kubernetes", "--json", env=_without_cluster(tmp_path)).json
     assert (check["name"], check["state"], check["needed"]) == ("cluster", "missing", True)
 
 
@@ -45,14 +45,16 @@ def test_deep_needs_a_cluster(windlass: Cli) -> None:
 
 def test_the_role_of_an_engine_is_printed_without_a_cluster(windlass: Cli, tmp_path: Path) -> None:
     words = ("doctor", "-e", "pytorchjob", "--role", "--namespace", "team")
-    ran = windlass(*words, env=_nowhere(tmp_path))
+    ran = windlass(*words, env=_without_cluster(tmp_path))
     assert (ran.code, ran.out) == (0, render_role({"pytorchjob": PYTORCHJOB.rights}, "team"))
-    assert windlass(*words, "--json", env=_nowhere(tmp_path)).json == yaml.safe_load(ran.out)
-    nobody = windlass("doctor", "--role")
-    assert (nobody.code, "windlass doctor -e kubernetes --role" in nobody.err) == (2, True)
+    assert windlass(*words, "--json", env=_without_cluster(tmp_path)).json == yaml.safe_load(
+        ran.out
+    )
+    ran = windlass("doctor", "--role")
+    assert (ran.code, "windlass doctor -e kubernetes --role" in ran.err) == (2, True)
 
 
-def test_roles_of_several_engines_are_one_and_no_two_share_a_name(windlass: Cli) -> None:
+def test_roles_of_several_engines_are_joined_under_unique_names(windlass: Cli) -> None:
     def role_of(engines: str) -> dict[str, Any]:
         ran = windlass("doctor", "--role", "-e", engines)
         assert ran.code == 0, ran.err
@@ -77,14 +79,14 @@ def test_roles_of_several_engines_are_one_and_no_two_share_a_name(windlass: Cli)
     assert (wrong.code, "no engine 'nowhere'" in wrong.err) == (2, True)
 
 
-def test_no_such_engine(windlass: Cli) -> None:
+def test_unknown_engine(windlass: Cli) -> None:
     ran = windlass("doctor", "-e", "nowhere")
     assert ran.code == 2
     assert "there is no engine 'nowhere'" in ran.err
     assert "kubernetes" in ran.err
 
 
-def test_roles_to_hand_on_are_documents_that_kubectl_takes(capsys) -> None:
+def test_printed_roles_are_valid_for_kubectl(capsys) -> None:
     roles = [
         render_role({"trainjob": TRAINJOB.rights}, "space"),
         render_reader(CLUSTER_TRAINING_RUNTIMES),
@@ -95,7 +97,7 @@ def test_roles_to_hand_on_are_documents_that_kubectl_takes(capsys) -> None:
 
 
 @pytest.mark.cluster
-def test_what_is_missing_is_printed_as_a_role(windlass: Cli, tmp_path: Path) -> None:
+def test_missing_permissions_are_printed_as_a_role(windlass: Cli, tmp_path: Path) -> None:
     role = yaml.safe_load(render_role({"kubernetes": KUBERNETES.rights}))
     rules = [r for r in role["rules"] if r["resources"] != ["jobs"]]
     with new_namespace() as api:

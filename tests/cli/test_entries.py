@@ -1,4 +1,4 @@
-"""How a target is entered: scripts without .py, folders, flags that clash, apps."""
+"""Ways to enter a target: scripts without .py, folders, flags that clash, and apps."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_script_without_its_ending(folder: Path) -> None:
         "import fields\nfrom trl import TrlParser\nTrlParser(fields.Args)\n",
     ],
 )
-def test_a_flag_that_is_the_script_s_too_is_refused(folder: Path, source: str) -> None:
+def test_flag_that_is_also_the_scripts_is_refused(folder: Path, source: str) -> None:
     (folder / "options.py").write_text("FLAG = '--name'\n")
     (folder / "fields.py").write_text(
         "from dataclasses import dataclass\n@dataclass\nclass Args:\n    name: str = 'a'\n"
@@ -80,9 +80,7 @@ def test_a_flag_that_is_the_script_s_too_is_refused(folder: Path, source: str) -
 
 
 @pytest.mark.parametrize("target", ["train.py", "train.py::main"])
-def test_the_hint_for_a_flag_that_is_the_script_s_too_names_the_verb(
-    folder: Path, target: str
-) -> None:
+def test_hint_for_an_ambiguous_flag_names_the_verb(folder: Path, target: str) -> None:
     (folder / "train.py").write_text("def main(namespace='--namespace'): ...\n")
     ran = run(target, "--namespace", "x", verb="export")
     assert ran.returncode == 2
@@ -91,14 +89,14 @@ def test_the_hint_for_a_flag_that_is_the_script_s_too_names_the_verb(
     )
 
 
-def test_a_flag_that_is_a_parameter_too_is_refused(folder: Path) -> None:
+def test_flag_that_is_also_a_parameter_is_refused(folder: Path) -> None:
     (folder / "train.py").write_text("def main(name='a'): ...\n")
     ran = run("train.py::main", "--name", "x", "--dry-run")
     assert ran.returncode == 2
     assert "--name is a flag of both Windlass and train.py::main" in ran.stderr
 
 
-def test_a_flag_that_is_ours_alone_is_taken_anywhere(folder: Path) -> None:
+def test_unambiguous_windlass_flag_is_accepted_anywhere(folder: Path) -> None:
     (folder / "train.py").write_text("print(1)\n")
     assert "name: x" in run("train.py", "--name", "x", "--dry-run").stdout
 
@@ -129,7 +127,8 @@ def test_flags_of_launchers_are_refused_and_translated(
         said = capsys.readouterr().err
         assert f"{f'{flag} {value}'.strip()} is a flag of {owner}" in said
         assert instead in said
-    assert main(["run", "train.py", "--dry-run", "--", *words]) == 0  # the script's, by the dashes
+    # after the dashes, the flag belongs to the script
+    assert main(["run", "train.py", "--dry-run", "--", *words]) == 0
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,7 @@ def test_flags_of_launchers_are_refused_and_translated(
         "import fields, transformers\ntransformers.HfArgumentParser(fields.Args)\n",
     ],
 )
-def test_a_launcher_s_flag_that_the_script_declares_is_its_own(
+def test_launcher_flag_that_the_script_declares_belongs_to_it(
     folder: Path, source: str, capsys: Capture
 ) -> None:
     (folder / "fields.py").write_text("class Args:\n    num_processes: int = 1\n")
@@ -149,7 +148,7 @@ def test_a_launcher_s_flag_that_the_script_declares_is_its_own(
     assert "--num_processes" in capsys.readouterr().out
 
 
-def test_a_launcher_s_flag_is_a_function_s_own_if_it_has_that_parameter(
+def test_launcher_flag_belongs_to_a_function_with_that_parameter(
     folder: Path, capsys: Capture
 ) -> None:
     (folder / "train.py").write_text("def own(nnodes: int): ...\ndef none(): ...\n")
@@ -162,7 +161,7 @@ def test_a_launcher_s_flag_is_a_function_s_own_if_it_has_that_parameter(
     "words",
     [["--image", "a:1"], ["--memory", "1Gi"], ["--volume", "claim:/data"], ["--queue", "q"]],
 )
-def test_flags_of_pods_are_refused_where_there_are_none(
+def test_pod_flags_are_refused_without_pods(
     folder: Path, words: list[str], capsys: Capture
 ) -> None:
     (folder / "train.py").write_text("def main(): ...\n")
@@ -173,7 +172,7 @@ def test_flags_of_pods_are_refused_where_there_are_none(
         assert "-e kubernetes" in said
 
 
-def test_settings_of_pods_in_a_project_s_file_are_no_mistake(
+def test_pod_settings_in_a_project_file_are_accepted(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "train.py").write_text("print(1)\n")
@@ -211,7 +210,7 @@ def test_a_script_that_only_declares_an_app_is_deployed(
 
 
 @pytest.mark.parametrize("words", [["--nodes", "2", "my_script.py"], ["my_script.py", "--dry-run"]])
-def test_one_that_is_to_run_as_something_else_says_how(folder: Path, words: list[str]) -> None:
+def test_script_with_an_app_has_a_hint_to_run_it_otherwise(folder: Path, words: list[str]) -> None:
     (folder / "my_script.py").write_text(APP)
     ran = run(*words)
     assert ran.returncode == 2

@@ -1,4 +1,4 @@
-"""`windlass export`: YAML that kubectl takes, no private keys unasked, and clear refusals."""
+"""`windlass export`: YAML for kubectl, no private keys unless requested, and clear refusals."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def test_the_statefulset_recipe(windlass: Cli, solo: Path) -> None:
     assert [d["kind"] for d in documents] == ["ConfigMap", "Service", "StatefulSet"]
     assert documents[0]["data"]["solo.py"] == (solo / "solo.py").read_text()
     assert "/code/solo.py --lr 1" in ran.out
-    assert "- |\n" in ran.out  # the shell's lines can be read
+    assert "- |\n" in ran.out  # the shell script is readable
     assert ran.err == ""
 
 
-def test_the_recipe_as_the_two_files_of_the_guide(windlass: Cli, solo: Path) -> None:
+def test_recipe_split_into_the_two_files_of_the_guide(windlass: Cli, solo: Path) -> None:
     words = ("export", "solo.py", "-e", "statefulset", "--name", "My Run", *IMAGE)
     ran = windlass(*words, "--split", "out/k8s")
     assert (ran.code, ran.out.split()) == (
@@ -92,14 +92,14 @@ def test_a_torchrun_line_is_not_nested(windlass: Cli, solo: Path, words, kind: s
     assert not [name for name in env if name.startswith("PET_")]
 
 
-def test_a_line_that_cannot_be_taken_apart_is_refused(windlass: Cli, solo: Path) -> None:
+def test_command_that_cannot_be_parsed_is_refused(windlass: Cli, solo: Path) -> None:
     for line in (("sh", "-c", "torchrun solo.py"), ("env", "torchrun", "solo.py")):
         ran = windlass("export", "-e", "statefulset", *IMAGE, "--", *line)
         assert ran.code == 2
         assert "cannot take" in ran.err
 
 
-def test_meeting_elsewhere(windlass: Cli, solo: Path) -> None:
+def test_other_rendezvous(windlass: Cli, solo: Path) -> None:
     words = ("export", "solo.py", "-e", "statefulset", *IMAGE)
     ran = windlass(*words, "--rdzv-backend", "etcd-v2", "--rdzv-endpoint", "etcd:2379")
     assert "--rdzv-backend=etcd-v2" in ran.out
@@ -108,7 +108,7 @@ def test_meeting_elsewhere(windlass: Cli, solo: Path) -> None:
     assert "needs a server to meet at" in ran.err
 
 
-def test_what_is_in_the_image_need_not_be_here(windlass: Cli) -> None:
+def test_targets_in_the_image_may_be_missing_here(windlass: Cli) -> None:
     words = ("export", "/app/train.py", "-e", "statefulset", *IMAGE)
     ran = windlass(*words, "--in-image")
     assert [d["kind"] for d in documents_of(ran)] == ["Service", "StatefulSet"]
@@ -135,7 +135,7 @@ def test_a_plain_job(windlass: Cli, solo: Path) -> None:
     assert "hint: add -e kubernetes" in ran.err
 
 
-def test_a_whole_export_has_keys_only_when_asked(windlass: Cli, solo: Path) -> None:
+def test_full_export_has_keys_only_on_request(windlass: Cli, solo: Path) -> None:
     words = ("export", "solo.py", "-e", "kubernetes", *IMAGE, "--nodes", "2")
     ran = windlass(*words)
     documents = documents_of(ran)
@@ -155,8 +155,8 @@ def _decoded(documents: list[dict]) -> str:
     return "".join(base64.b64decode(value).decode("latin-1") for value in values)
 
 
-def test_pods_without_an_image_get_that_of_the_torch_here(windlass: Cli, solo: Path) -> None:
-    """Also after `config set`, which every later command reads."""
+def test_default_image_matches_the_local_torch(windlass: Cli, solo: Path) -> None:
+    """The same holds after `config set`, which every later command reads."""
     version = importlib.metadata.version("torch").partition("+")[0]
     words = ("export", "solo.py", "-e", "statefulset")
     ran = windlass(*words)
@@ -192,7 +192,7 @@ def test_refused(windlass: Cli, words: tuple[str, ...], says: str, hint: str) ->
     assert ran.out == ""
 
 
-def test_keys_are_known_by_name_and_by_content() -> None:
+def test_keys_are_recognised_by_name_and_by_content() -> None:
     secret = {
         "kind": "Secret",
         "data": {

@@ -1,4 +1,4 @@
-"""Help texts: which flags `--help` and `--help-all` show, under which heading, and in which words."""
+"""Help texts: the flags, headings and words of `--help` and `--help-all`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`windlass image`: the Dockerfile of what a file's code makes."""
+"""`windlass image`, which prints the Dockerfile that a file's code describes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_as_json(windlass):
         ("mine.py::bare", "bare = kt.Image()", "has no base image"),
     ],
 )
-def test_what_has_none(windlass, project, target, more, message):
+def test_files_without_an_image(windlass, project, target, more, message):
     (project / "mine.py").write_text(f"{CODE}\n{more}\n")
     ran = windlass("image", target)
     assert ran.code == 2

@@ -1,4 +1,4 @@
-"""The verbs that look at jobs and end them."""
+"""Verbs that inspect and end jobs."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_run_and_result_print_one_document(windlass: Cli, words: tuple[str, ...]
     assert windlass("result", ran["job_id"], "--json").json == ran
 
 
-def test_a_result_that_is_gone_is_named(windlass: Cli, ended: str, home: Path) -> None:
+def test_missing_result_is_named(windlass: Cli, ended: str, home: Path) -> None:
     (home / "jobs" / ended / "attempt-0" / "rank-1.result").unlink()
     ran = windlass("result", ended)
     first, second = ran.out.splitlines()
@@ -114,8 +114,8 @@ def test_a_result_that_is_gone_is_named(windlass: Cli, ended: str, home: Path) -
     assert windlass("result", ended, "--json").json["results"][1]["state"] == "missing"
 
 
-def test_a_name_with_a_dot_is_no_call(windlass: Cli) -> None:
-    """Not that of a compute `exp-v1` either, which could be there as well."""
+def test_job_name_with_a_dot_is_not_a_call(windlass: Cli) -> None:
+    """It does not mean a call of the compute `exp-v1` either, which could exist as well."""
     for name in ("exp-v1.2", "exp-v1.abcdefghjk", "v.1.2.3"):
         job_id = windlass("run", "work.py::add", "1", "--name", name).job_id
         for verb in ("status", "result", "why", "logs"):
@@ -140,7 +140,7 @@ def test_result_of_a_failure(windlass: Cli, failed: str) -> None:
     assert [row["state"] for row in rows] == ["stopped", "raised"]
 
 
-def test_wait_exits_as_the_job_did(windlass: Cli, ended: str, failed: str) -> None:
+def test_wait_exits_with_the_code_of_the_job(windlass: Cli, ended: str, failed: str) -> None:
     assert windlass("wait", ended).code == 0
     ran = windlass("wait", failed, "--json")
     assert ran.code == 1
@@ -172,7 +172,7 @@ def test_a_running_job_and_cancel(windlass: Cli, running: Callable[..., str]) ->
     assert windlass("wait", job_id).code == 1
 
 
-def test_cancel_now_asks_nobody(windlass: Cli, running: Callable[..., str]) -> None:
+def test_cancel_now_needs_no_confirmation(windlass: Cli, running: Callable[..., str]) -> None:
     job_id = running("stubborn", "--grace", "10m")
     assert windlass("cancel", "--now", job_id).code == 0
 
@@ -187,7 +187,7 @@ def test_rm(windlass: Cli, home: Path, ended: str) -> None:
     assert windlass("rm").code == 2
 
 
-def test_attach_shows_earlier_lines_and_ctrl_c_leaves(
+def test_attach_shows_earlier_lines_and_ctrl_c_detaches(
     windlass: Cli,
     running: Callable[..., str],
     started: Callable[..., subprocess.Popen[str]],
@@ -206,7 +206,7 @@ def test_attach_shows_earlier_lines_and_ctrl_c_leaves(
     assert f"✗ job {job_id} was cancelled" in err
 
 
-def test_leaving_an_attached_job_does_not_end_it(
+def test_detaching_does_not_end_the_job(
     windlass: Cli, started: Callable[..., subprocess.Popen[str]]
 ) -> None:
     owner = started("run", "work.py::stay", until="up")
@@ -218,7 +218,7 @@ def test_leaving_an_attached_job_does_not_end_it(
     assert owner.poll() is None
     owner.send_signal(signal.SIGINT)
     owner.communicate(timeout=60)
-    wait_for(lambda: owner.returncode == 130, "the owner is told of its own Ctrl-C")
+    wait_for(lambda: owner.returncode == 130, "the owner handles its own Ctrl-C")
 
 
 def test_attach_to_an_ended_job(windlass: Cli, ended: str) -> None:

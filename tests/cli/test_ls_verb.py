@@ -1,4 +1,4 @@
-"""`windlass ls` answers in seconds: a job that cannot be asked holds up no other, and is named."""
+"""`windlass ls`, which answers in seconds. A job that does not answer is named and delays no other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kube.api_server import Answer, serve, write_kubeconfig
 
 
 @pytest.mark.long
-def test_a_cluster_that_says_nothing_holds_up_no_other_job(
+def test_silent_cluster_delays_no_other_job(
     windlass: Callable[..., Ran], home: Path, tmp_path: Path
 ) -> None:
     here = windlass("run", "--quiet", "--json", "--", "true").json["job_id"]

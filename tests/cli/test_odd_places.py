@@ -1,4 +1,4 @@
-"""Closed streams, damaged folders, half-done submits: nothing that happens to one job hurts another."""
+"""Closed streams, damaged folders and unfinished submits. Damage to one job does not affect others."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_closed_streams(closed):
     assert wl.jobs()[0].status().phase.value == "succeeded"
 
 
-def test_a_full_device_is_told():
+def test_full_device_is_reported():
     ran = _shell("windlass config > /dev/full")
     assert ran.returncode == 3
     assert "No space left on device" in ran.stderr
     assert "Exception ignored" not in ran.stderr
 
 
-def test_a_damaged_job_is_left_out_and_can_be_removed(home):
+def test_damaged_job_is_omitted_and_can_be_removed(home):
     wl.run(int, quiet=True)
     wl.run(int, quiet=True, name="whole")
     bad = wl.jobs()[1].id
@@ -61,14 +61,14 @@ def test_a_damaged_job_is_left_out_and_can_be_removed(home):
     assert "whole" in listed.stdout
     assert bad in listed.stderr
     assert _shell("windlass status whole").returncode == 0
-    told = _shell(f"windlass status {bad}")
-    assert told.returncode == 3
-    assert f"windlass rm {bad}" in told.stderr
+    ran = _shell(f"windlass status {bad}")
+    assert ran.returncode == 3
+    assert f"windlass rm {bad}" in ran.stderr
     assert _shell(f"windlass rm {bad}").returncode == 0
     assert [job.status().name for job in wl.jobs()] == ["whole"]
 
 
-def test_a_submit_that_was_never_finished_is_no_job(home):
+def test_unfinished_submit_is_not_a_job(home):
     wl.run(int, quiet=True, name="whole")
     unfinished = home / "jobs" / "train-abcde"
     unfinished.mkdir()
@@ -78,7 +78,7 @@ def test_a_submit_that_was_never_finished_is_no_job(home):
     assert _shell("windlass rm --ended").returncode == 0
 
 
-def test_a_folder_that_is_gone(place):
+def test_deleted_working_folder(place):
     gone = place / "gone"
     gone.mkdir()
     leave = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m windlass.cli.main"
@@ -89,7 +89,7 @@ def test_a_folder_that_is_gone(place):
     assert _shell(f"{leave} ls").returncode == 0
 
 
-def test_a_bad_variable_is_told_once_and_well():
+def test_invalid_variable_is_reported_once():
     wl.run(int, quiet=True)
     ran = _shell("windlass run torchy.py", WINDLASS_PROCS="abc")
     assert ran.returncode == 2
@@ -97,7 +97,7 @@ def test_a_bad_variable_is_told_once_and_well():
     assert "Traceback" not in ran.stderr
 
 
-def test_a_cache_that_cannot_be_made(place):
+def test_cache_that_cannot_be_created(place):
     (place / "file").touch()
     ran = _shell("windlass run hello.py", XDG_CACHE_HOME=str(place / "file"))
     assert ran.returncode == 3
@@ -112,7 +112,7 @@ def test_a_job_within_a_job():
     assert wl.run(outer, quiet=True) == [["inner"]]
 
 
-def test_tracebacks_show_nothing_of_ours(place):
+def test_tracebacks_show_no_windlass_frames(place):
     (place / "wrong.py").write_text("def f(:\n")
     ran = _shell("windlass run wrong.py")
     assert ran.returncode == 1

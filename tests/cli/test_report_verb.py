@@ -1,4 +1,4 @@
-"""`windlass report` as a user types it."""
+"""`windlass report` on the command line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_runs(folder: Path) -> None:
     for world_size, samples_per_s in ((1, 1000.0), (2, 1900.0), (4, 3000.0)):
         lines = MetricsLines(folder / f"ranks-{world_size}")
         lines.start(world_size=world_size)
-        elapsed_s = 10_000 * world_size / samples_per_s  # each rank has the same part of a step
+        elapsed_s = 10_000 * world_size / samples_per_s  # each rank has an equal share of a step
         rates = {"samples_per_s": samples_per_s, "data_wait_share": 0.25}
         lines.steps(10, 20, 30, 40, elapsed_s=elapsed_s, **rates)
 
@@ -48,8 +48,8 @@ def test_a_folder_of_runs_as_table_and_json(windlass: Cli, tmp_path: Path) -> No
     assert shown[0]["productive_share"] == 1.0
 
 
-def test_runs_of_one_name_are_told_apart(windlass: Cli, tmp_path: Path) -> None:
-    """`run` is what a run is called that nobody named, so those of two jobs are alike."""
+def test_runs_of_equal_name_are_distinguished(windlass: Cli, tmp_path: Path) -> None:
+    """`run` is the default name of a run, so runs of two jobs may share it."""
     for job, world_size in (("first", 1), ("second", 2), ("third", 4)):
         lines = MetricsLines(tmp_path / job / ("named" if job == "third" else "run"))
         lines.start(world_size=world_size)
@@ -70,7 +70,7 @@ def test_the_output_folder_of_a_job(windlass: Cli, project: Path) -> None:
     assert ran.out.splitlines()[1].split()[:4] == ["tiny", "2", "30", "12.5"], ran.err
 
 
-def test_what_is_no_training(windlass: Cli, tmp_path: Path) -> None:
+def test_folders_without_a_training(windlass: Cli, tmp_path: Path) -> None:
     ran = windlass("report", str(tmp_path))
     assert ran.code == 2
     assert f"there is no metrics.jsonl in {tmp_path}" in ran.err

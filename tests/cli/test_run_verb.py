@@ -1,4 +1,4 @@
-"""`windlass run`, in processes of its own."""
+"""`windlass run` in separate processes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_values_of_several_ranks_are_named(windlass: Cli) -> None:
     assert ran.err == ""
 
 
-def test_our_flags_win_before_the_dashes_and_the_functions_after(
+def test_windlass_flags_before_the_dashes_and_function_flags_after(
     windlass: Cli, project: Path
 ) -> None:
     (project / "own.py").write_text("def own(nodes, quiet=False): return nodes, quiet\n")
@@ -56,7 +56,7 @@ def test_our_flags_win_before_the_dashes_and_the_functions_after(
 
 
 @pytest.mark.parametrize("dashes", [True, False])
-def test_a_script_gets_its_words_as_they_were(windlass: Cli, project: Path, dashes: bool) -> None:
+def test_script_gets_its_arguments_unchanged(windlass: Cli, project: Path, dashes: bool) -> None:
     words = HARD if dashes else [word for word in HARD if word != "--nodes"]
     ran = windlass("run", "show_args.py", *(["--"] if dashes else []), *words)
     assert ran.code == 0, ran.err
@@ -83,7 +83,7 @@ def test_env_and_name_reach_the_rank(windlass: Cli) -> None:
     assert ran.out == "[0/0] b=c d||my job\n"
 
 
-def test_a_failure_is_told_with_a_verdict(windlass: Cli) -> None:
+def test_failure_prints_a_verdict(windlass: Cli) -> None:
     ran = windlass("run", "work.py::fail", "--procs", "2")
     assert ran.code == 1
     assert ran.out == ""
@@ -105,7 +105,7 @@ def test_a_quiet_failure_still_has_its_verdict(windlass: Cli) -> None:
     assert "exited with code 7" in ran.err
 
 
-def test_a_restart_is_told(windlass: Cli) -> None:
+def test_restart_is_reported(windlass: Cli) -> None:
     ran = windlass("run", "work.py::flaky", "--restarts", "1")
     assert (ran.code, ran.out) == (0, "7\n")
     assert "after 1 restart(s)" in ran.err
@@ -122,7 +122,7 @@ def test_json_is_one_document_and_logs_go_to_stderr(windlass: Cli) -> None:
     assert "[0/1] adding on 1" in ran.err
 
 
-def test_json_of_what_json_lacks(windlass: Cli) -> None:
+def test_json_of_values_without_a_json_form(windlass: Cli) -> None:
     row = windlass("run", "work.py::odd", "--json", "-q").json["results"][0]
     assert "nan" in row["repr"]
     assert "value" not in row
@@ -136,7 +136,7 @@ def test_json_of_a_failure(windlass: Cli) -> None:
     assert ran.json["results"][1]["error"]["type"] == "builtins.ValueError"
 
 
-def test_detach_prints_where_it_is(windlass: Cli) -> None:
+def test_detach_prints_the_address(windlass: Cli) -> None:
     ran = windlass("run", "work.py::add", "1", "--detach")
     assert ran.out == f"local://{ran.job_id}\n"
     assert f"windlass attach {ran.job_id}" in ran.err
@@ -172,7 +172,7 @@ def test_help_of_a_function(windlass: Cli) -> None:
     assert "--restarts" in ran.out
 
 
-def test_ctrl_c_cancels_and_says_so(started: Callable[..., subprocess.Popen[str]]) -> None:
+def test_ctrl_c_cancels_and_reports_it(started: Callable[..., subprocess.Popen[str]]) -> None:
     process = started("run", "work.py::stay", until="up")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
@@ -181,7 +181,7 @@ def test_ctrl_c_cancels_and_says_so(started: Callable[..., subprocess.Popen[str]
     assert "was cancelled" in err
 
 
-def test_ctrl_c_twice_is_now(started: Callable[..., subprocess.Popen[str]]) -> None:
+def test_second_ctrl_c_kills_immediately(started: Callable[..., subprocess.Popen[str]]) -> None:
     process = started("run", "work.py::stubborn", "--grace", "10m", until="up")
     assert process.stderr is not None
     process.send_signal(signal.SIGINT)
@@ -194,7 +194,7 @@ def test_ctrl_c_twice_is_now(started: Callable[..., subprocess.Popen[str]]) -> N
     assert "killing every rank now" in err
 
 
-def test_nobody_reads_on(started: Callable[..., subprocess.Popen[str]]) -> None:
+def test_closed_output_pipe(started: Callable[..., subprocess.Popen[str]]) -> None:
     process = started("run", "--", "bash", "-c", "while :; do echo line; done", until="line")
     assert process.stdout is not None
     assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""Drawing: tables and pairs that stay straight, JSON that is JSON."""
+"""Output of tables, pairs and JSON."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from windlass.client.terminal import one_line
 from windlass.errors import SpecError
 
 
-def test_columns_are_aligned_also_with_wide_letters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_are_aligned_with_wide_letters(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("A", "B"), [("名前", "x"), ("e\u0301", "y\n z"), ("plain", "\x1b[2Jw")])
     assert capsys.readouterr().out == "A      B\n名前   x\ne\u0301      y z\nplain  w\n"
 
 
-def test_an_empty_table_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_table_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("A",), [])
     assert capsys.readouterr().out == ""
 

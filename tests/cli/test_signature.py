@@ -1,4 +1,4 @@
-"""Flags from a signature: what is read from the source, what the words become, what is refused."""
+"""Flags from a signature: reading the source, converting arguments, and refusals."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_function_under_a_condition_and_the_last_of_two(write):
         ("coro", "coro in {path} is async"),
     ],
 )
-def test_functions_that_cannot_be_run(write, function, message):
+def test_functions_that_cannot_run(write, function, message):
     path = write(
         """\
         from os.path import join
@@ -153,7 +153,7 @@ def test_a_file_that_is_not_python(tmp_path):
         read_signature(tmp_path / "train.py", "a")
 
 
-def test_an_odd_escape_does_not_warn(write):
+def test_invalid_escape_does_not_warn(write):
     assert read_signature(write("def a(b='\\d'): ...\n"), "a").parameters[0].default == "\\d"
 
 
@@ -174,7 +174,7 @@ def test_a_missing_file(write, tmp_path, asked, hint):
     assert caught.value.hint == hint.format(folder=tmp_path)
 
 
-def test_a_folder_is_no_file(tmp_path):
+def test_folder_is_refused(tmp_path):
     with pytest.raises(SpecError, match="cannot read"):
         read_signature(tmp_path, "train")
 
@@ -213,14 +213,14 @@ def test_flags(train, argv, expected):
     assert read_flags(train, ["--data", "d", *argv]) == ([], {"data": Path("d"), **expected})
 
 
-def test_plain_words_fill_in_order_between_flags(train):
+def test_positional_arguments_fill_in_order_between_flags(train):
     assert read_flags(train, ["d", "--shuffle", "-0.5", "--mode", "safe", "4"]) == (
         [Path("d"), -0.5, 4],
         {"shuffle": True, "mode": "safe"},
     )
 
 
-def test_a_switch_does_not_eat_the_next_word(train):
+def test_switch_does_not_consume_the_next_argument(train):
     assert read_flags(train, ["--shuffle", "d"]) == ([Path("d")], {"shuffle": True})
 
 
@@ -321,14 +321,14 @@ def test_help(train):
     )
 
 
-def test_help_of_plain_words_and_of_nothing(tmp_path):
+def test_help_of_positional_arguments_and_of_no_arguments(tmp_path):
     text = render_help(make("a: int, /, *rest: str, **more", tmp_path), "run f")
     assert text.startswith("usage: run f A [REST ...] [--KEY value ...]\n\nparameters:\n")
     assert "int (required)" in text
     assert render_help(make("", tmp_path), "run f") == "usage: run f\n"
 
 
-def test_the_file_is_read_by_source_only(train):
+def test_file_is_read_but_not_imported(train):
     assert "a_module_that_does_not_exist" not in sys.modules
 
 
@@ -371,7 +371,7 @@ WORDS = st.text() | st.sampled_from(["--data", "--lr", "--layers=1", "--no-shuff
 
 
 @given(argv=st.lists(WORDS))
-def test_any_words_are_a_call_or_a_clear_error(whole, argv):
+def test_any_arguments_are_a_call_or_a_clear_error(whole, argv):
     with contextlib.suppress(SpecError):
         args, kwargs = read_flags(whole, argv)
         assert len(args) + len(kwargs) >= 1

@@ -1,4 +1,4 @@
-"""Words for a function that nobody here has seen."""
+"""Arguments of a function that the client cannot inspect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from windlass.errors import SpecError
     ],
     ids=str,
 )
-def test_words(words, expected):
+def test_argument_values(words, expected):
     assert read_blind(words) == expected
 
 
@@ -36,6 +36,6 @@ def test_refused(word):
 
 
 @given(st.lists(st.text(max_size=9).filter(lambda text: not text.startswith("--")), max_size=5))
-def test_any_other_words_are_positional(words):
+def test_other_arguments_are_positional(words):
     args, kwargs = read_blind(words)
     assert (len(args), kwargs) == (len(words), {})

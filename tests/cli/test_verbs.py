@@ -1,4 +1,4 @@
-"""The table of verbs: what each takes, what `--help` costs, and the verbs about this machine."""
+"""Verbs: the flags of each, the cost of `--help`, and the verbs about this machine."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ FLAGS = {
 }
 
 
-def test_the_flags_of_every_verb_are_these() -> None:
+def test_flags_of_every_verb() -> None:
     ctx = click.Context(cli)
     found = {}
     for name in cli.list_commands(ctx):
@@ -113,7 +113,7 @@ def test_no_verb_imports_torch_here(verb: str, project: Path) -> None:
     assert done.returncode == 0
 
 
-def test_without_a_verb_there_is_help(windlass: Cli) -> None:
+def test_help_without_a_verb(windlass: Cli) -> None:
     ran = windlass()
     assert ran.code == 0
     for verb in VERBS:
@@ -126,7 +126,7 @@ def test_version(windlass: Cli) -> None:
     assert windlass("version", "--json").json["windlass"] == __version__
 
 
-def test_config_says_where_each_value_came_from(windlass: Cli, project: Path, home: Path) -> None:
+def test_config_shows_the_source_of_each_value(windlass: Cli, project: Path, home: Path) -> None:
     (project / "windlass.toml").write_text("nodes = 3\nenv = {A = 'b c'}\n")
     found = windlass("config", "--json", env={"WINDLASS_PROCS": "2"}).json
     assert found["nodes"]["value"] == 3
@@ -158,7 +158,7 @@ def test_config_set_changes_one_line_of_the_project_file(windlass: Cli, project:
     assert path.read_text() == text
 
 
-def test_config_set_makes_the_file_in_the_project_folder(windlass: Cli, project: Path) -> None:
+def test_config_set_creates_the_file_in_the_project_folder(windlass: Cli, project: Path) -> None:
     (project / "windlass.toml").unlink(missing_ok=True)
     (project / ".git").mkdir(exist_ok=True)
     (project / "inner").mkdir()
@@ -167,7 +167,7 @@ def test_config_set_makes_the_file_in_the_project_folder(windlass: Cli, project:
     assert (project / "windlass.toml").read_text() == "gpus = 2\n"
 
 
-def test_config_set_leaves_a_pyproject_alone(windlass: Cli, project: Path) -> None:
+def test_config_set_does_not_change_pyproject(windlass: Cli, project: Path) -> None:
     (project / "windlass.toml").unlink(missing_ok=True)
     (project / "pyproject.toml").write_text("[tool.windlass]\nnodes = 2\n")
     ran = windlass("config", "set", "image", "a:1")
@@ -184,7 +184,7 @@ def test_completion_scripts(windlass: Cli, shell: str, tmp_path: Path) -> None:
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-def test_completion_knows_verbs_flags_and_jobs(windlass: Cli, project: Path) -> None:
+def test_completion_offers_verbs_flags_and_jobs(windlass: Cli, project: Path) -> None:
     job_id = windlass("run", "--", "true").job_id
 
     def complete(*words: str) -> list[str]:
@@ -203,7 +203,7 @@ def test_completion_knows_verbs_flags_and_jobs(windlass: Cli, project: Path) -> 
     assert complete("status", job_id[:3]) == [job_id]
     assert complete("logs", job_id, "--ra") == ["--rank"]
     assert complete("run", "--nodes") == ["--nodes"]
-    assert complete("run", "wo") == ["wo"]  # a file: the shell completes it
+    assert complete("run", "wo") == ["wo"]  # a file, which the shell completes
 
 
 def test_doctor(windlass: Cli, home: Path) -> None:
@@ -215,7 +215,7 @@ def test_doctor(windlass: Cli, home: Path) -> None:
     assert str(home) in found["home"]["found"]
 
 
-def test_doctor_says_what_all_jobs_lack(windlass: Cli, tmp_path: Path) -> None:
+def test_doctor_reports_what_all_jobs_lack(windlass: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     ran = windlass(
         "doctor", env={"WINDLASS_HOME": str(tmp_path / "file" / "x"), "WINDLASS_PYTHON": "no"}

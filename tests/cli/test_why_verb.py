@@ -1,4 +1,4 @@
-"""`windlass why` as a user types it, on the local engine."""
+"""`windlass why` on the command line, on the local engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_success(windlass: Cli) -> None:
     assert f"next: windlass result {job}" in ran.out
 
 
-def test_one_that_runs(windlass: Cli, running: Callable[..., str]) -> None:
+def test_running_job(windlass: Cli, running: Callable[..., str]) -> None:
     job = running("stay", "--procs", "2")
     ran = windlass("why", job)
     assert ran.code == 0
@@ -45,7 +45,7 @@ def test_one_that_runs(windlass: Cli, running: Callable[..., str]) -> None:
     assert "was cancelled" in windlass("why", job).out
 
 
-def test_no_such_job(windlass: Cli) -> None:
+def test_unknown_job(windlass: Cli) -> None:
     ran = windlass("why", "nothing-here")
     assert ran.code == 2
     assert "nothing-here" in ran.err
@@ -62,8 +62,8 @@ if dist.get_rank() == 0:
 """
 
 
-def test_a_collective_that_one_rank_skipped(windlass: Cli, project: Path) -> None:
-    """Rank 0 loses its peer because rank 1 has returned: the verdict names both."""
+def test_verdict_names_both_ranks_of_a_skipped_collective(windlass: Cli, project: Path) -> None:
+    """Rank 0 loses its peer because rank 1 has returned."""
     (project / "mismatch.py").write_text(MISMATCH)
     ran = windlass("run", "mismatch.py", "--procs", "2", "--peer-wait", "1s")
     assert ran.code == 1

@@ -38,7 +38,7 @@ def completion(ctx: click.Context, shell: str) -> None:
     eval "$(windlass completion bash)"      # in ~/.bashrc
     eval "$(windlass completion zsh)"       # in ~/.zshrc, after compinit
     windlass completion fish | source       # in ~/.config/fish/config.fish
-    """
+    """  # noqa: D301 - click needs the backspace
     script = _SHELLS[shell](ctx.find_root().command, {}, "windlass", _VARIABLE).source()
     click.echo(script)
     if is_terminal(sys.stdout):

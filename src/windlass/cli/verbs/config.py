@@ -29,7 +29,7 @@ def config(ctx: click.Context, as_json: bool) -> None:
     3. windlass.toml, or [tool.windlass] in pyproject.toml, here or above
     4. config.toml of the user
     5. defaults
-    """
+    """  # noqa: D301 - click needs the backspace
     if ctx.invoked_subcommand is not None:
         return
     settings = load_settings()

@@ -38,7 +38,7 @@ def image(target: str, as_json: bool) -> None:
 
     \b
     windlass image train.py | docker build -f - -t NAME:TAG .
-    """
+    """  # noqa: D301 - click needs the backspace
     if target == RECIPES:
         text = (files("windlass") / RECIPES / "Dockerfile").read_text(encoding="utf-8")
         print_json({"dockerfile": text}) if as_json else click.echo(text, nl=False)
