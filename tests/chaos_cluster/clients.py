@@ -1,4 +1,4 @@
-"""Clients that are processes of their own, so that they can be killed."""
+"""Clients in separate processes, so that they can be killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WINDLASS = (sys.executable, "-m", "windlass.cli.main")
 
 @contextmanager
 def run_client(ground: Ground, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """`windlass run` of the training, on two nodes; killed at the latest when the test is done with it."""
+    """Run the training with `windlass run` on two nodes. The client is killed at the end of the test."""
     command = [*WINDLASS, "run", "training.py::train", "--nodes", "2", *words]
     with subprocess.Popen(
         command,
@@ -36,13 +36,13 @@ def run_client(ground: Ground, *words: str) -> Iterator[subprocess.Popen[str]]:
             client.communicate()
 
 
-def ask(*words: str) -> subprocess.CompletedProcess[str]:
-    """Another windlass command, to its end."""
+def run_windlass(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run another windlass command to its end."""
     return subprocess.run([*WINDLASS, *words], capture_output=True, text=True, timeout=WAIT_S)
 
 
 def find_job(ground: Ground) -> str:
-    """The one job of the namespace."""
+    """Wait for the only job of the namespace and return its id."""
     found: list[Any] = []
 
     def is_there() -> bool:
@@ -54,9 +54,9 @@ def find_job(ground: Ground) -> str:
 
 
 def wait_for_line(ground: Ground, job: str, text: str, *, node: int = 0) -> None:
-    """Until a rank of a node has said so, as its pod's own log has it: no client of ours is needed."""
+    """Wait until the text is in the log of a node's pod. Needs no client of Windlass."""
 
-    def is_said() -> bool:
+    def is_logged() -> bool:
         pods = [
             pod for pod in ground.pods(job, node) if not pod["metadata"].get("deletionTimestamp")
         ]
@@ -66,16 +66,16 @@ def wait_for_line(ground: Ground, job: str, text: str, *, node: int = 0) -> None
             return text.encode() in ground.api.read_log(
                 pods[-1]["metadata"]["name"], container=ground.dialect.container
             )
-        except ClusterError:  # it has not started yet
+        except ClusterError:  # the container has not started yet
             return False
 
-    wait_for(is_said, f"{text!r} in the log of node {node}")
+    wait_for(is_logged, f"{text!r} in the log of node {node}")
 
 
 @contextmanager
-def watch_births(ground: Ground) -> Iterator[queue.Queue[str]]:
-    """Everything with a job's label, as it comes into being."""
-    born: queue.Queue[str] = queue.Queue()
+def watch_created_objects(ground: Ground) -> Iterator[queue.Queue[str]]:
+    """Yield a queue of all objects with a job's label, in the order of their creation."""
+    created: queue.Queue[str] = queue.Queue()
     stop = threading.Event()
     ready = [threading.Event() for _ in ground.kinds]
 
@@ -85,7 +85,7 @@ def watch_births(ground: Ground) -> Iterator[queue.Queue[str]]:
             if event == "SYNCED":
                 is_ready.set()
             elif event == "ADDED":
-                born.put(f"{kind.plural}/{found['metadata']['name']}")
+                created.put(f"{kind.plural}/{found['metadata']['name']}")
 
     threads = [
         threading.Thread(target=watch, args=pair, daemon=True)
@@ -95,7 +95,7 @@ def watch_births(ground: Ground) -> Iterator[queue.Queue[str]]:
         thread.start()
     try:
         assert all(event.wait(WAIT_S) for event in ready)
-        yield born
+        yield created
     finally:
         stop.set()
         for thread in threads:

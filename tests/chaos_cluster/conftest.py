@@ -1,4 +1,4 @@
-"""A namespace for all of these tests, a clean ground in it for each."""
+"""One namespace for all of these tests, cleaned after each of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from windlass.errors import EngineMissing
 from windlass.kube.client.access import check_needs
 from windlass.kube.client.api import Api
 
-# Read at once: tests run without the WINDLASS_ variables of their surroundings.
+# Read at import, because tests run without the WINDLASS_ variables of the caller.
 TEST_IMAGE = os.environ.get("WINDLASS_TEST_IMAGE", "localhost/torch:2.13.0-cpu")
 
 
@@ -32,7 +32,7 @@ def ground(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Ground]:
-    """On the engine `kubernetes`, or on each that a test names."""
+    """Use the engine `kubernetes`, or each engine that a test names."""
     dialect = load_dialect(getattr(request, "param", "kubernetes"))
     try:
         check_needs(chaos_api, dialect.needs)
@@ -49,7 +49,7 @@ def ground(
 
 @pytest.fixture
 def testbed(chaos_api: Api, ground: Ground) -> Iterator[Testbed]:
-    """After `ground`, so that the cluster is whole again when the ground is cleaned."""
+    """Open the testbed after `ground`, so the cluster is restored before the namespace is cleaned."""
     if trouble := find_trouble():
         pytest.skip(trouble)
     with open_testbed(chaos_api) as found:

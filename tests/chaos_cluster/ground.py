@@ -1,6 +1,6 @@
-"""Where these tests run: a namespace of their own, trainings submitted to it, and everything seen in it.
+"""Setup of these tests: a namespace, the trainings submitted to it, and all objects in it.
 
-Faults that any user of a cluster can cause are methods here; those that take a machine away are in
+Faults that any user of a cluster can cause are methods here. Those that take a machine away are in
 `testbed.py`. All waits have a deadline.
 """
 
@@ -38,7 +38,7 @@ from windlass.waiting import wait_until
 STEM = os.environ.get("CHAOS_NAMESPACE", "windlass-chaos")
 CHECKPOINTS = "new:1Gi:/ckpt:RWX"
 WAIT_S = 120.0
-# What is said of a lost pod, machine or rank must be so whatever makes the pods.
+# Reports about a lost pod, machine or rank must be correct for every kind of object.
 on_every_engine = pytest.mark.parametrize(
     "ground", ["kubernetes", "trainjob", "pytorchjob"], indirect=True
 )
@@ -52,12 +52,12 @@ def wait_for(is_so: Callable[[], bool], what: str, timeout_s: float = WAIT_S) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """One namespace, and the jobs a test has in it."""
+    """One namespace and the jobs of a test in it."""
 
     api: Api
     image: str
     dialect: Dialect = KUBERNETES
-    folder: Path  # where the training is submitted from
+    folder: Path  # the training is submitted from here
     jobs: list[wl.Job] = field(default_factory=list)
 
     @property
@@ -72,7 +72,7 @@ class Ground:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The same for a client that is another process."""
+        """The settings as environment variables, for a client in another process."""
         return {
             "WINDLASS_ENGINE": self.dialect.name,
             "WINDLASS_NAMESPACE": self.api.namespace,
@@ -83,27 +83,27 @@ class Ground:
 
     @property
     def kinds(self) -> tuple[ObjectKind, ...]:
-        """What a job is made of, its main object first."""
+        """The kinds of a job's objects, the main object first."""
         own = (self.dialect.prerequisite.kind,) if self.dialect.prerequisite else ()
         return (self.dialect.kind, *own, PODS, SERVICES, SECRETS, NETWORK_POLICIES, PVCS)
 
     def train(self, kwargs: Mapping[str, Any] | None = None, **settings: Any) -> wl.Job:
-        """Submit the training; two nodes unless told otherwise."""
+        """Submit the training, by default on two nodes."""
         asked = {"nodes": 2, **self.settings, **settings}
         job = wl.submit("training.py::train", kwargs=dict(kwargs or {}), **asked)
         self.jobs.append(job)
         return job
 
-    # -- what is there -------------------------------------------------------------------------
+    # -- current objects ---------------------------------------------------------------------------
 
     def pods(self, job: str, node: int | None = None) -> list[Object]:
-        """Pods of a job, oldest first."""
+        """Return the pods of a job, oldest first."""
         pods = self.api.list(PODS, labels=f"{names.LABEL_JOB}={job}")
         chosen = [pod for pod in pods if node in (None, self.dialect.index_of(pod))]
         return sorted(chosen, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
     def live_pod(self, job: str, node: int) -> Object:
-        """The one pod of this node that runs and is not being taken away."""
+        """Return the only running pod of this node that is not being deleted."""
         found = [
             pod
             for pod in self.pods(job, node)
@@ -117,7 +117,7 @@ class Ground:
         return {pod["metadata"]["uid"] for pod in self.pods(job)}
 
     def left(self, job: str) -> list[str]:
-        """All objects with the job's label."""
+        """Return all objects with the job's label."""
         labels = f"{names.LABEL_JOB}={job}"
         return [
             f"{kind.plural}/{found['metadata']['name']}"
@@ -126,7 +126,7 @@ class Ground:
         ]
 
     def check_object(self, job: str, *, is_complete: bool) -> None:
-        """What kubectl shows of a job that has ended."""
+        """Wait until the main object of an ended job is complete or failed."""
 
         def has_ended() -> bool:
             end = self.dialect.read_end(self.api.get(self.dialect.kind, job))
@@ -139,16 +139,16 @@ class Ground:
         wait_until(lambda: not self.left(job), timeout_s=timeout_s)
         assert not self.left(job)
 
-    # -- what is done to it --------------------------------------------------------------------
+    # -- faults -----------------------------------------------------------------------------------
 
     def delete_pod(self, job: str, node: int, *, now: bool = False) -> str:
-        """Take a node's pod away, as `kubectl delete pod` does; its name."""
+        """Delete a node's pod, as `kubectl delete pod` does, and return its name."""
         name = str(self.live_pod(job, node)["metadata"]["name"])
         assert self.api.delete(PODS, name, grace_s=0 if now else None)
         return name
 
     def evict_pod(self, job: str, node: int) -> Object:
-        """What `kubectl drain` does to each pod."""
+        """Evict a node's pod, as `kubectl drain` does."""
         pod = self.live_pod(job, node)
         name, namespace = pod["metadata"]["name"], self.api.namespace
         body = {
@@ -162,7 +162,7 @@ class Ground:
         return pod
 
     def clean(self) -> None:
-        """End and remove what a test has left, and see that nothing stays."""
+        """Delete everything a test has left, and check that nothing remains."""
         labels = f"{names.LABEL_JOB}"
         for job in self.api.list(self.dialect.kind, labels=labels):
             self.api.delete(self.dialect.kind, job["metadata"]["name"])
@@ -177,7 +177,7 @@ class Ground:
 
 @contextmanager
 def open_namespace(image: str) -> Iterator[Api]:
-    """A namespace with restricted Pod Security, gone afterwards with all that is in it."""
+    """Open a namespace with restricted Pod Security, which is deleted afterwards with all its objects."""
     name = f"{STEM}-{secrets.token_hex(4)}"
     api = connect(namespace=name)
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -190,7 +190,7 @@ def open_namespace(image: str) -> Iterator[Api]:
 
 
 def make_project(folder: Path) -> Path:
-    """A project that is the training alone."""
+    """Create a project that contains only the training."""
     folder.mkdir()
     (folder / "windlass.toml").touch()
     shutil.copy(training.__file__, folder / "training.py")

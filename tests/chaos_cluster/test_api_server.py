@@ -1,4 +1,4 @@
-"""The API server is gone for a minute or two: the training does not notice, and its client waits for it."""
+"""The API server is unavailable for up to two minutes. The training continues, and its client waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACE_S = 0.2
     [("kubernetes", 120.0), ("trainjob", 60.0), ("pytorchjob", 60.0)],
     indirect=["ground"],
 )
-def test_without_an_api_server(ground, testbed, gone_s):
+def test_training_continues_without_an_api_server(ground, testbed, gone_s):
     total = round((gone_s + 40.0) / PACE_S)
     words = ("--total", f"{total}", "--pace-s", f"{PACE_S}")
     with run_client(ground, "--", *words) as client:
@@ -29,7 +29,7 @@ def test_without_an_api_server(ground, testbed, gone_s):
         before = ground.uids(job_id)
         testbed.kill_api_server()
         since_s = time.time()
-        # How long it is gone is the point; a client that gives up ends the wait.
+        # Waits for the whole outage, unless the client gives up.
         assert not wait_until(lambda: client.poll() is not None, timeout_s=gone_s), "it gave up"
         testbed.start_api_server()
         back_s = time.time()
@@ -43,5 +43,6 @@ def test_without_an_api_server(ground, testbed, gone_s):
     assert len(meanwhile) / 2 > 0.5 * gone_s / PACE_S
     assert ground.uids(job_id) == before
     for step in range(5, total + 1, 5):
-        assert said.count(f"step {step}\n") == 2, step  # once a rank: nothing lost, nothing twice
+        # once per rank, so no line is lost or duplicated
+        assert said.count(f"step {step}\n") == 2, step
     ground.check_object(job_id, is_complete=True)

@@ -1,4 +1,4 @@
-"""The same node lost again and again: its budget is kept, and Kubernetes' own back-off is measured."""
+"""A node is lost repeatedly. Its budget is respected, and Kubernetes' own back-off is measured."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TOTAL = 120
 
 
 def _lose(ground: Ground, job: wl.Job, *, attempt: int) -> float:
-    """Delete node 1's pod mid-training; when that was."""
+    """Delete node 1's pod during training, and return when."""
     wait_for_step(job, attempt * 10 + 12, attempt=attempt)
     ground.delete_pod(job.id, 1)
     return time.time()
 
 
-def test_three_losses_in_a_row(ground):
+def test_losses_within_the_budget(ground):
     job = ground.train({"total": TOTAL})
     for attempt in range(3):
         lost_s = _lose(ground, job, attempt=attempt)
@@ -40,7 +40,7 @@ def test_three_losses_in_a_row(ground):
     assert sorted(check_results(results, total=TOTAL)) == [0, 1, 2, 3]
 
 
-def test_one_loss_too_many(ground):
+def test_loss_above_the_budget(ground):
     job = ground.train({"total": TOTAL}, node_restarts=1)
     _lose(ground, job, attempt=0)
     _lose(ground, job, attempt=1)

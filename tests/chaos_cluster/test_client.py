@@ -1,4 +1,4 @@
-"""A client that is killed, interrupted, or says cancel: the job ends, and nothing of it stays."""
+"""A client is killed, interrupted, or cancels the job. The job ends, and nothing of it remains."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from chaos_cluster.clients import ask, find_job, run_client, wait_for_line
+from chaos_cluster.clients import find_job, run_client, run_windlass, wait_for_line
 from chaos_cluster.ground import Ground, wait_for
 from chaos_cluster.trained import check_results, wait_for_step
 
@@ -21,7 +21,7 @@ def _has_live_pods(ground: Ground, job: str) -> bool:
     return any(pod["status"].get("phase") in ("Pending", "Running") for pod in ground.pods(job))
 
 
-def test_an_attached_client_killed(ground):
+def test_killed_attached_client(ground):
     with run_client(ground, "--lease", f"{LEASE_S}", "--", "--total", "5000") as client:
         job = find_job(ground)
         wait_for_line(ground, job, "step 10")
@@ -34,7 +34,7 @@ def test_an_attached_client_killed(ground):
     after_s = status.verdict.at_s - killed_s
     print(f"ended {after_s:.1f} s after its client")
     assert LEASE_S - 1 <= after_s <= LEASE_S + 20
-    assert len(ground.pods(job)) <= 2  # none was replaced
+    assert len(ground.pods(job)) <= 2  # no pod was replaced
 
 
 def test_ctrl_c(ground):
@@ -48,7 +48,7 @@ def test_ctrl_c(ground):
     ground.wait_for_nothing(job)
 
 
-def test_ctrl_c_while_nothing_runs_yet(ground):
+def test_ctrl_c_before_the_pods_run(ground):
     with run_client(ground, "--node-selector", "no-such=node") as client:
         job = find_job(ground)
         wait_for(lambda: len(ground.pods(job)) == 2, "its pods wait")
@@ -61,7 +61,7 @@ def test_ctrl_c_while_nothing_runs_yet(ground):
 def test_cancel(ground):
     job = ground.train({"total": 5000})
     wait_for_step(job, 10)
-    done = ask("cancel", job.id)
+    done = run_windlass("cancel", job.id)
     assert done.returncode == 0, done.stderr
     assert job.wait(30).phase.value == "cancelled"
     ground.wait_for_nothing(job.id)
@@ -71,6 +71,6 @@ def test_remove(ground):
     job = ground.train({"total": 20})
     check_results(job.results(timeout_s=120), total=20)
     assert ground.left(job.id)
-    done = ask("rm", job.id)
+    done = run_windlass("rm", job.id)
     assert done.returncode == 0, done.stderr
     ground.wait_for_nothing(job.id)

@@ -1,4 +1,4 @@
-"""A pod that its node or an admin throws out: called an eviction, with the node's name; training goes on."""
+"""A pod evicted by its node or an admin is reported as evicted, with the node's name. Training continues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TOTAL = 60
 
 
 @pytest.mark.parametrize("node", [1, 0])
-def test_a_drained_node(ground, node):
+def test_drained_node(ground, node):
     job = ground.train({"total": TOTAL})
     wait_for_step(job, 12)
     pod = ground.evict_pod(job.id, node)
@@ -22,7 +22,7 @@ def test_a_drained_node(ground, node):
     check_results(results, total=TOTAL)
 
 
-def test_a_pod_that_writes_too_much(ground):
+def test_pod_over_its_storage_limit(ground):
     fault = {"rank": 1, "attempt": 0, "step": 12, "how": "eats disk"}
     job = ground.train({"total": TOTAL, "fault": fault}, ephemeral_storage="40Mi")
     wait_for_step(job, 1)

@@ -1,4 +1,4 @@
-"""Out of memory, of one rank and of a whole container: both are called so."""
+"""Out of memory, in one rank and in a whole container. Both are reported as such."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 TOTAL = 60
 
 
-def test_a_rank_that_eats_its_memory(ground):
+def test_rank_out_of_memory(ground):
     fault = {"rank": 1, "attempt": 0, "step": 12, "how": "eats memory"}
     job = ground.train({"total": TOTAL, "fault": fault}, restarts=1, memory="600Mi")
     wait_for_step(job, 1)
@@ -21,9 +21,9 @@ def test_a_rank_that_eats_its_memory(ground):
     assert ground.uids(job.id) == before
 
 
-def test_a_whole_container_out_of_memory(ground):
+def test_container_out_of_memory(ground):
     fault = {"rank": 1, "attempt": 0, "step": 12, "how": "eats the container's memory"}
-    # with both limits the kernel is told to spare the pod's processes, all but the one that is offered
+    # with both limits, the kernel spares the pod's processes, except the one with the raised oom_score_adj
     job = ground.train({"total": TOTAL, "fault": fault}, memory="600Mi", cpus="1")
     wait_for_step(job, 1)
     pod = ground.live_pod(job.id, 1)

@@ -1,4 +1,4 @@
-"""A machine loses its power, or its network for a while: attempts never overlap, the training goes on."""
+"""A machine loses its power, or its network for a while. Attempts never overlap, and training continues."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from windlass.wire.status import JobStatus
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(480)]
 TOTAL = 120
-SEEN_S = 5.0  # how soon a lead must miss a node
-FENCE_S = 10.0  # how long a node without a lead lets its ranks live
-GRACE_S = 2.0 + 5.0  # what they have to stop, and a busy machine's delay
+SEEN_S = 5.0  # a lead notices a lost node
+FENCE_S = 10.0  # a node without a lead kills its ranks
+GRACE_S = 2.0 + 5.0  # their grace period, and the delay of a busy machine
 
 
 def _start(ground: Ground) -> tuple[wl.Job, dict[int, str]]:
-    """A training under way, and the machine each of its nodes is on."""
+    """Start a training, and return it with the machine of each of its nodes."""
     job = ground.train({"total": TOTAL})
     wait_for_step(job, 12)
     hosts = {node: str(ground.live_pod(job.id, node)["spec"]["nodeName"]) for node in (0, 1)}
@@ -44,7 +44,7 @@ def _check(job: wl.Job, node: int) -> dict:
 
 @pytest.mark.parametrize("node", [1, 0])
 @on_every_engine
-def test_a_machine_without_power(ground, testbed, node):
+def test_machine_without_power(ground, testbed, node):
     job, hosts = _start(ground)
     before = ground.uids(job.id)
     testbed.off(hosts[node])
@@ -52,7 +52,7 @@ def test_a_machine_without_power(ground, testbed, node):
     measure(job, _is_stepping_again, 240)
     shown_s = time.time() - off_s
     pod = ground.live_pod(job.id, node)
-    assert pod["spec"]["nodeName"] == hosts[1 - node]  # there is no other
+    assert pod["spec"]["nodeName"] == hosts[1 - node]  # the only other machine
     assert pod["metadata"]["uid"] not in before
     spans = _check(job, node)
     ground.check_object(job.id, is_complete=True)
@@ -72,8 +72,8 @@ def test_a_machine_without_power(ground, testbed, node):
         assert ended_s <= FENCE_S + GRACE_S
 
 
-def test_a_short_cut(ground, testbed):
-    """Shorter than Kubernetes takes to evict: the same pods go on."""
+def test_short_network_cut(ground, testbed):
+    """The cut is shorter than Kubernetes' eviction, so the same pods continue."""
     job, hosts = _start(ground)
     before = ground.uids(job.id)
     testbed.cut(hosts[1])
@@ -89,8 +89,8 @@ def test_a_short_cut(ground, testbed):
 
 @pytest.mark.parametrize("node", [1, 0])
 @on_every_engine
-def test_a_long_cut(ground, testbed, node):
-    """Longer: another pod takes the place, while the old one still runs beyond the cut."""
+def test_long_network_cut(ground, testbed, node):
+    """Another pod replaces the lost one, which is still running on the disconnected machine."""
     job, hosts = _start(ground)
     before = ground.uids(job.id)
     testbed.cut(hosts[node])

@@ -1,9 +1,9 @@
-"""An operator that is away for a while: what runs goes on, and its status comes to be true."""
+"""An operator is unavailable for a while. Running jobs continue, and their status is correct later."""
 
 from __future__ import annotations
 
 import pytest
-from chaos_cluster.clients import ask, find_job, run_client
+from chaos_cluster.clients import find_job, run_client, run_windlass
 from chaos_cluster.ground import Ground, wait_for
 from chaos_cluster.trained import check_results, measure, wait_for_step
 
@@ -24,7 +24,7 @@ def _count_running(ground: Ground, job: str) -> int:
 
 
 @on_operators
-def test_a_pod_lost_while_its_operator_is_away(ground, testbed):
+def test_pod_lost_while_its_operator_is_down(ground, testbed):
     job = ground.train({"total": TOTAL})
     wait_for_step(job, 12)
     testbed.kill_operator(*_programs(ground))
@@ -32,7 +32,7 @@ def test_a_pod_lost_while_its_operator_is_away(ground, testbed):
     ground.delete_pod(job.id, 1)
     measure(job, lambda status: bool(status.history))
     wait_for(lambda: _count_running(ground, job.id) == 1, "the pod has ended")
-    assert ground.uids(job.id) <= before, "nobody makes another"
+    assert ground.uids(job.id) <= before, "no other pod is created"
     assert not job.status().phase.is_final
     testbed.start_operator(*_programs(ground))
     results = job.results(timeout_s=180)
@@ -44,7 +44,7 @@ def test_a_pod_lost_while_its_operator_is_away(ground, testbed):
 
 @pytest.mark.parametrize("how", ["succeeds", "raises"])
 @on_operators
-def test_a_job_that_ends_while_its_operator_is_away(ground, testbed, how):
+def test_job_that_ends_while_its_operator_is_down(ground, testbed, how):
     fault = {"rank": 1, "attempt": 0, "step": 30, "how": how} if how == "raises" else None
     job = ground.train({"total": 60, "fault": fault})
     wait_for_step(job, 12)
@@ -58,8 +58,8 @@ def test_a_job_that_ends_while_its_operator_is_away(ground, testbed, how):
 
 
 @on_operators
-def test_a_submit_while_the_operator_is_away(ground, testbed):
-    """Its webhook cannot be called: that is said, with what to do, and nothing is left."""
+def test_submit_while_the_operator_is_down(ground, testbed):
+    """Its webhook cannot be called. The error reports this with a hint, and nothing is left."""
     testbed.kill_operator(*_programs(ground))
     with pytest.raises(WindlassError) as caught:
         ground.train({"total": 10})
@@ -74,16 +74,16 @@ def test_a_submit_while_the_operator_is_away(ground, testbed):
 
 
 @pytest.mark.parametrize("ground", ["trainjob"], indirect=True)
-def test_an_object_that_was_accepted_and_has_no_pods(ground, testbed):
-    """JobSet is away, Trainer is not: it takes the TrainJob and cannot carry it out."""
-    told = "Kubeflow Trainer has not made the pods"
+def test_accepted_object_without_pods(ground, testbed):
+    """JobSet is down, but Trainer is not. It accepts the TrainJob and cannot create its pods."""
+    reason = "Kubeflow Trainer has not made the pods"
     testbed.kill_operator("jobset")
     with run_client(ground, "--", "--total", "10") as client:
         assert client.stderr is not None
-        assert any(told in line for line in client.stderr), "the client that waits says so"
-        why = ask("why", find_job(ground))
+        assert any(reason in line for line in client.stderr), "the waiting client reports it"
+        why = run_windlass("why", find_job(ground))
         assert why.returncode == 0, why.stderr
-        assert told in why.stdout
+        assert reason in why.stdout
         testbed.start_operator("jobset")
         _, said = client.communicate(timeout=150)
     assert client.returncode == 0, said

@@ -1,4 +1,4 @@
-"""A pod is deleted mid-training: seen at once, replaced, resumed from the checkpoint; no log is lost."""
+"""A pod is deleted during training. It is noticed immediately, replaced, and resumed, and no log is lost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from chaos_cluster.clients import ask, wait_for_line
+from chaos_cluster.clients import run_windlass, wait_for_line
 from chaos_cluster.ground import Ground, on_every_engine
 from chaos_cluster.trained import check_results, measure, wait_for_step
 
@@ -22,7 +22,7 @@ TOTAL = 100
 @pytest.mark.parametrize("now", [False, True], ids=["politely", "by force"])
 @pytest.mark.parametrize("node", [1, 0])
 @on_every_engine
-def test_a_deleted_pod(ground, node, now):
+def test_deleted_pod(ground, node, now):
     job = ground.train({"total": TOTAL}, procs=2)
     wait_for_step(job, 12)
     before = ground.uids(job.id)
@@ -44,8 +44,8 @@ def test_a_deleted_pod(ground, node, now):
 
 
 @pytest.mark.parametrize("ground", ["kubernetes", "trainjob"], indirect=True)
-def test_the_only_pod(ground):
-    """Nobody is left who could remember: its successor knows from the Job that it is one."""
+def test_deleted_only_pod(ground):
+    """No other pod can remember the loss, so the replacement learns it from the Job."""
     job = ground.train({"total": TOTAL}, nodes=1)
     wait_for_step(job, 12)
     ground.delete_pod(job.id, 0)
@@ -57,18 +57,18 @@ def test_the_only_pod(ground):
     ground.check_object(job.id, is_complete=True)
 
 
-def _is_told_forgotten(status: JobStatus) -> bool:
+def _warns_of_forgotten_loss(status: JobStatus) -> bool:
     return any(c.reason == names.REASON_LOSS_FORGOTTEN for c in status.conditions)
 
 
 @pytest.mark.parametrize("ground", ["pytorchjob"], indirect=True)
-def test_the_only_pod_of_a_kind_that_counts_no_pods(ground):
-    """It starts as attempt 0 again, from its checkpoint; whoever looks is told."""
+def test_deleted_only_pod_of_a_kind_without_a_count(ground):
+    """It starts as attempt 0 again, from its checkpoint. Every client is warned."""
     job = ground.train({"total": 400}, nodes=1)
     wait_for_step(job, 12)
     ground.delete_pod(job.id, 0)
-    measure(job, _is_told_forgotten)
-    why = ask("why", job.id)  # another client, which saw nothing of it
+    measure(job, _warns_of_forgotten_loss)
+    why = run_windlass("why", job.id)  # another client, which was not watching
     assert "its pod was replaced" in why.stdout, why
     results = job.results(timeout_s=120)
     assert results[0]["start"] >= 10
@@ -78,9 +78,9 @@ def test_the_only_pod_of_a_kind_that_counts_no_pods(ground):
     ground.check_object(job.id, is_complete=True)
 
 
-def test_the_log_of_a_first_node_that_nobody_watched(ground):
-    """No client is there when node 0 goes: node 1 has kept a copy for the next one."""
-    job_id = _submit_from_elsewhere(ground)
+def test_log_of_node_0_without_a_client(ground):
+    """No client is running when node 0 is lost. Node 1 keeps a copy of its log for the next client."""
+    job_id = _submit_from_another_process(ground)
     wait_for_line(ground, job_id, "step 15")
     ground.delete_pod(job_id, 0, now=True)
     wait_for_line(ground, job_id, "attempt 1 starts")
@@ -92,7 +92,7 @@ def test_the_log_of_a_first_node_that_nobody_watched(ground):
 
 
 def _check_logs(job: wl.Job, resumed_at: int) -> None:
-    """Of every rank, the lines of both attempts."""
+    """Check that the lines of both attempts of every rank are in the log."""
     for rank in range(4):
         first = [line.text for line in job.logs(attempt=0, rank=rank)]
         second = [line.text for line in job.logs(attempt=1, rank=rank)]
@@ -109,8 +109,8 @@ print(wl.submit("training.py::train", kwargs=settings.pop("kwargs"), **settings)
 """
 
 
-def _submit_from_elsewhere(ground: Ground) -> str:
-    """A client that ends as soon as it has submitted."""
+def _submit_from_another_process(ground: Ground) -> str:
+    """Submit in a client that exits immediately, and return the job's id."""
     asked = {"nodes": 2, "procs": 2, "kwargs": {"total": TOTAL}, **ground.settings}
     done = subprocess.run(
         [sys.executable, "-c", _SUBMIT, json.dumps(asked)],

@@ -1,4 +1,4 @@
-"""A client of another Python than the image: functions by reference work, by value they are refused."""
+"""A client with another Python than the image: functions by reference work, those by value are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ print(json.dumps({
 
 
 def _find_other() -> str | None:
-    """Python 3.12, on the PATH or of pyenv; the image of the tests has this process's own."""
+    """Return a Python 3.12 from PATH or pyenv. The tests' image has the same Python as this process."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     found = [shutil.which("python3.12"), *map(str, pyenv.glob("3.12.*/bin/python3"))]
     for path in filter(None, found):
@@ -53,7 +53,7 @@ def _find_other() -> str | None:
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An interpreter of Python 3.12 that has what Windlass needs."""
+    """Create a Python 3.12 environment with the dependencies of Windlass."""
     if sys.version_info[:2] == (3, 12):
         pytest.skip("this is Python 3.12, as the client would be")
     found = _find_other()
@@ -84,14 +84,14 @@ def _run(ground: Ground, python: str, kind: str) -> dict:
     return json.loads(done.stdout)
 
 
-def test_a_function_by_reference(ground, other):
+def test_function_by_reference(ground, other):
     found = _run(ground, other, "reference")
     assert found["phase"] == "succeeded", found
     assert found["results"] == ["by referenceby reference"] * 2
 
 
 @pytest.mark.parametrize("kind", ["lambda", "value"])
-def test_a_function_by_value(ground, other, kind):
+def test_function_by_value(ground, other, kind):
     found = _run(ground, other, kind)
     assert found["phase"] == "failed", found
     reason, message = found["verdict"]

@@ -1,4 +1,4 @@
-"""A rank dies or raises: the pods stay, and the next attempt is a fork away or there is none."""
+"""A rank is killed or raises. The pods stay, and the next attempt starts by a fork, if there is one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 @pytest.mark.parametrize(("how", "by"), [("is killed", 3), ("kills its neighbour", 2)])
 @on_every_engine
-def test_a_killed_rank(ground, how, by):
+def test_killed_rank(ground, how, by):
     fault = {"rank": by, "attempt": 0, "step": 23, "how": how}
     job = ground.train({"total": 60, "fault": fault}, procs=2, restarts=1)
     wait_for_step(job, 1)
@@ -40,7 +40,7 @@ def test_a_killed_rank(ground, how, by):
 
 
 @on_every_engine
-def test_a_user_error_is_final(ground):
+def test_user_error_is_final(ground):
     fault = {"rank": 1, "attempt": 0, "step": 7, "how": "raises"}
     job = ground.train({"total": 60, "fault": fault})
     with pytest.raises(ValueError, match="this training is wrong"):
@@ -55,9 +55,9 @@ def test_a_user_error_is_final(ground):
     before = ground.uids(job.id)
     assert len(before) == 2
     labels = f"{names.LABEL_JOB}={job.id}"
-    # Absence can only be waited for: the Job controller's first back-off is 10 s.
+    # Only waiting shows that no pod is created. The Job controller's first back-off is 10 s.
     watched = ground.api.watch(PODS, labels=labels, stop=threading.Event(), timeout_s=20)
     seen = {pod["metadata"]["uid"] for event, pod in watched if event != "SYNCED"}
     assert seen <= before
-    # an Indexed Job would replace pods that fail: there the verdict is Windlass's alone
+    # an Indexed Job would replace failed pods, so there only Windlass reports the failure
     ground.check_object(job.id, is_complete=ground.dialect.name == "kubernetes")

@@ -1,24 +1,24 @@
-"""The client killed with -9 at each step of its submit: what is left can be collected, all of it."""
+"""The client is killed with SIGKILL at each step of its submit. Everything it leaves can be collected."""
 
 from __future__ import annotations
 
 import pytest
-from chaos_cluster.clients import ask, find_job, run_client, watch_births
+from chaos_cluster.clients import find_job, run_client, run_windlass, watch_created_objects
 
 from windlass.kube.objects.kinds import JOBS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
-# The Job, its claim, policy, Secret and two Services; then its two pods.
+# The Job, its claim, policy, Secret and two Services, then its two pods.
 STEPS = range(1, 9)
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("how", ["windlass", "owner"])
-def test_killed_at_a_step(ground, step, how):
-    with watch_births(ground) as born, run_client(ground, "--detach") as client:
-        seen = [born.get(timeout=60) for _ in range(step)]
+def test_client_killed_at_a_step(ground, step, how):
+    with watch_created_objects(ground) as created, run_client(ground, "--detach") as client:
+        seen = [created.get(timeout=60) for _ in range(step)]
         client.kill()
-        assert client.wait(10) == -9 or step > 6  # it may have been done by then
+        assert client.wait(10) == -9 or step > 6  # the client may have finished by then
     assert seen[0].startswith("jobs/"), seen
     job = find_job(ground)
     print(f"killed after {seen}: left {ground.left(job)}")
@@ -30,10 +30,10 @@ def test_killed_at_a_step(ground, step, how):
 
 
 def _collect(job: str) -> None:
-    """As a user does who reads the hints."""
-    removed = ask("rm", job)
+    """Remove the job as a user does who follows the hints."""
+    removed = run_windlass("rm", job)
     if removed.returncode == 2 and "is still " in removed.stderr:
-        cancelled = ask("cancel", job)
+        cancelled = run_windlass("cancel", job)
         assert cancelled.returncode == 0, cancelled.stderr
-        removed = ask("rm", job)
+        removed = run_windlass("rm", job)
     assert removed.returncode == 0, removed.stderr

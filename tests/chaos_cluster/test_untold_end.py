@@ -1,4 +1,4 @@
-"""A pod whose end has no time, as a node leaves it that evicts one and then cannot find its container."""
+"""Pods without an end time, as a node leaves them that evicts a pod and then cannot find its container."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _lose(at_s: float) -> Verdict:
     return Verdict(kind=FailureKind.LOST_NODE, message="node 1 was lost", node=1, at_s=at_s)
 
 
-def test_the_newest_pod_before_the_loss_is_meant():
+def test_loss_is_explained_by_the_newest_earlier_pod():
     first = _make_pod("job-1-aaaaa", "2001-09-09T01:46:40Z")
     second = _make_pod("job-1-bbbbb", "2001-09-09T01:47:40Z")
     dead = read_dead_pods([first, second])
@@ -41,6 +41,6 @@ def test_the_newest_pod_before_the_loss_is_meant():
     assert "job-1-bbbbb on node n1 was evicted" in explain_loss(_lose(CREATED_S + 90), dead).message
 
 
-def test_a_loss_before_the_pod_was_there_is_not_its_end():
+def test_loss_before_the_pod_existed_is_not_explained():
     dead = read_dead_pods([_make_pod("job-1-aaaaa", "2001-09-09T01:46:40Z")])
     assert explain_loss(_lose(CREATED_S - 30), dead).message == "node 1 was lost"

@@ -1,4 +1,4 @@
-"""A pod of a compute that is down for a while between calls: the same client goes on."""
+"""A pod of a compute is unavailable between calls. The same client continues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cordon(verb: str) -> None:
 
 @pytest.mark.parametrize("index", [1, 0])
 @pytest.mark.parametrize("down_s", [0, 20, 80])
-def test_the_same_client_goes_on(space, down_s, index):
+def test_client_continues(space, down_s, index):
     compute = kt.Compute(
         engine="kubernetes", namespace=space.namespace, image=space.image, inactivity_ttl="15m"
     )

@@ -1,7 +1,7 @@
-"""Faults that take a machine away: only a cluster whose plugs we hold can be asked for them.
+"""Faults that take a machine away. They need a cluster whose machines this process can switch off.
 
-That is the testbed: a program that switches nodes off and cuts their network. `WINDLASS_TESTBED` names it;
-without that it is looked for beside the checkout. Everything is put back when the test is over.
+That is the testbed, a program that switches nodes off and disconnects their network. `WINDLASS_TESTBED` names
+it. Otherwise it is expected next to the checkout. Everything is restored after the test.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from windlass.kube.objects.fields import condition_of, is_true
 from windlass.kube.objects.kinds import NODES
 
 _BESIDE = Path(__file__).parents[3] / "shared" / "testbed" / "testbed"
-# Read at once: tests run without the WINDLASS_ variables of their surroundings.
+# Read at import, because tests run without the WINDLASS_ variables of the caller.
 PROGRAM = Path(os.environ.get("WINDLASS_TESTBED") or _BESIDE)
 _UNDO = {"off": "on", "cut": "heal"}
 
 
 def find_trouble() -> str:
-    """Why there is no testbed to ask; empty when there is one."""
+    """Return why the testbed cannot be used, or "" if it can."""
     if not PROGRAM.exists():
         return "needs the testbed: WINDLASS_TESTBED is not set"
     if _read_kubeconfig() != os.environ.get("KUBECONFIG"):
@@ -45,17 +45,17 @@ def _read_kubeconfig() -> str:
 
 @dataclass(slots=True)
 class Testbed:
-    """The machines below the cluster."""
+    """The machines of the cluster."""
 
     api: Api
     _undo: list[tuple[str, ...]] = field(default_factory=list)
 
     def off(self, node: str) -> None:
-        """Pull the plug."""
+        """Switch a machine off."""
         self._node("off", node)
 
     def cut(self, node: str) -> None:
-        """Cut the network; the node's processes go on."""
+        """Disconnect a machine's network. Its processes keep running."""
         self._node("cut", node)
 
     def heal(self, node: str) -> None:
@@ -81,7 +81,7 @@ class Testbed:
 
     def start_api_server(self) -> None:
         self._undo.remove(("up",))
-        # it also waits for kubelets, which may take longer to come back: what counts is asked below
+        # `up` also waits for kubelets, which may take longer. Only the check below counts.
         subprocess.run([PROGRAM, "up"], capture_output=True, timeout=120)
         wait_for(self.answers, "the API server is back", 60)
 
@@ -116,7 +116,7 @@ class Testbed:
 def _kill(program: str) -> None:
     state = Path(os.environ.get("TESTBED_STATE") or Path(_read_kubeconfig()).parent)
     kept = (state / "run" / f"{program}.pid").read_text()
-    os.kill(int(kept.split()[0]), signal.SIGKILL)  # its start time follows
+    os.kill(int(kept.split()[0]), signal.SIGKILL)  # the start time follows the pid
 
 
 def _ask(*words: str) -> None:

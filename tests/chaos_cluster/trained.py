@@ -1,7 +1,7 @@
-"""What came out of a training, and whether it is what must come out.
+"""Results of a training, and checks that they are correct.
 
-Reads the results of `training.train`. The wanted weights are computed here without torch.distributed: what
-was resumed badly, skipped or done twice does not reach them.
+Reads the results of `training.train`. The expected weights are computed here without torch.distributed, so a
+wrong resume or a skipped or repeated step does not affect them.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from windlass.wire.status import JobStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One attempt, as its ranks wrote it down."""
+    """One attempt, according to the records of its ranks."""
 
     first_step: int
     last_step: int
-    from_s: float  # when the first of its ranks was alive
+    from_s: float  # when its first rank was alive
     stepped_s: float  # when all its ranks had made a step
-    until_s: float  # when the last of its ranks was last alive
+    until_s: float  # when its last rank was last alive
 
 
 def read_spans(results: Sequence[dict[str, Any]]) -> dict[int, Span]:
-    """Every attempt that made at least one step."""
+    """Return every attempt that made at least one step."""
     steps: dict[int, list[int]] = {}
     times: dict[int, list[float]] = {}
     firsts: dict[int, float] = {}
-    for name, text in results[0]["told"].items():
+    for name, text in results[0]["records"].items():
         kind, attempt = name.split("-")[0], int(name.split("-")[1])
         numbers = [float(word) for word in text.split()]
-        if kind == "journal":  # step and time by turns
+        if kind == "journal":  # alternating steps and times
             steps.setdefault(attempt, []).extend(int(number) for number in numbers[::2])
             numbers = numbers[1::2]
             firsts[attempt] = max(firsts.get(attempt, 0.0), min(numbers, default=0.0))
@@ -58,7 +58,7 @@ def read_spans(results: Sequence[dict[str, Any]]) -> dict[int, Span]:
 
 
 def check_results(results: Sequence[dict[str, Any]], *, total: int) -> dict[int, Span]:
-    """The weights are right, each attempt went on from a checkpoint, and no two were alive at once."""
+    """Check the weights, that each attempt resumed from a checkpoint, and that no two attempts overlap."""
     wanted = make_weights(total, len(results))
     for result in results:
         got = torch.tensor(result["weights"])
@@ -75,7 +75,7 @@ def check_results(results: Sequence[dict[str, Any]], *, total: int) -> dict[int,
 
 
 def make_weights(total: int, num_ranks: int) -> torch.Tensor:
-    """What one process computes that sees all ranks' batches."""
+    """Compute the weights in one process that sees the batches of all ranks."""
     weight = torch.zeros(1, 4, requires_grad=True)
     for step in range(total):
         losses = []
@@ -87,11 +87,11 @@ def make_weights(total: int, num_ranks: int) -> torch.Tensor:
     return weight.detach().flatten()
 
 
-# -- a training that goes on ---------------------------------------------------------------------
+# -- running trainings ---------------------------------------------------------------------------
 
 
 def wait_for_step(job: wl.Job, step: int, *, attempt: int = 0, timeout_s: float = WAIT_S) -> None:
-    """Until the slowest rank of an attempt is there."""
+    """Wait until the slowest rank of an attempt has reached a step."""
 
     def is_there() -> bool:
         status = job.status()
@@ -102,18 +102,18 @@ def wait_for_step(job: wl.Job, step: int, *, attempt: int = 0, timeout_s: float 
 
 
 def measure(job: wl.Job, is_so: Callable[[JobStatus], bool], timeout_s: float = WAIT_S) -> float:
-    """Seconds until the status is so."""
+    """Wait until the status meets a condition, and return the seconds it took."""
     began_s = time.monotonic()
     wait_for(lambda: is_so(job.status()), f"so: {job.status()}", timeout_s)
     return time.monotonic() - began_s
 
 
 def read_times(results: Sequence[dict[str, Any]]) -> list[float]:
-    """When each rank made each of its steps."""
-    told = results[0]["told"]
+    """Return the times of all steps of all ranks."""
+    records = results[0]["records"]
     return [
         float(line.split()[1])
-        for name in told
+        for name in records
         if name.startswith("journal")
-        for line in told[name].splitlines()
+        for line in records[name].splitlines()
     ]

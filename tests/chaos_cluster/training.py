@@ -1,7 +1,7 @@
-"""What the ranks of these tests run: a small DDP training that resumes, and that can be told to break.
+"""The program of the ranks in these tests: a small DDP training that resumes, and that can break on request.
 
-Its only inputs are the step, the rank and the world, so `trained.py` can say what must come out. Travels to
-the pods alone: imports torch and the standard library, nothing of the tests.
+It depends only on the step, the rank and the world size, so `trained.py` can compute the expected result.
+Only this file is sent to the pods, so it imports nothing of the tests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def make_batch(step: int, rank: int) -> Any:
 
 
 def train(total: int = 200, pace_s: float = 0.02, fault: dict[str, Any] | None = None) -> dict:
-    """Train to step `total`, from the last checkpoint on; the result tells what happened when."""
+    """Train to step `total` from the last checkpoint on. The result records what happened when."""
     import torch
     import torch.distributed as dist
 
@@ -48,15 +48,23 @@ def train(total: int = 200, pace_s: float = 0.02, fault: dict[str, Any] | None =
             torch.nn.functional.mse_loss(model(inputs), wanted).backward()
             optimizer.step()
             journal.write(f"{step} {time.time()}\n")
-            _say(step + 1, total)
+            _report(step + 1, total)
             if rank == 0 and (step + 1) % SAVE_EVERY == 0:
                 _save(model.module, step + 1)
-            time.sleep(pace_s)  # the work that this small model does not have
+            time.sleep(pace_s)  # stands for the work that this small model does not have
     dist.barrier()
     weights = [round(float(value), 6) for value in model.module.weight.flatten()]
     dist.destroy_process_group()
-    told = {path.name: path.read_text() for path in FOLDER.glob("[aj]*-*-*")} if rank == 0 else {}
-    return {"rank": rank, "attempt": attempt, "start": start, "weights": weights, "told": told}
+    records = (
+        {path.name: path.read_text() for path in FOLDER.glob("[aj]*-*-*")} if rank == 0 else {}
+    )
+    return {
+        "rank": rank,
+        "attempt": attempt,
+        "start": start,
+        "weights": weights,
+        "records": records,
+    }
 
 
 def _make_model() -> Any:
@@ -67,7 +75,7 @@ def _make_model() -> Any:
     return model
 
 
-def _say(step: int, total: int) -> None:
+def _report(step: int, total: int) -> None:
     import windlass as wl
 
     wl.report(step=step, total=total)
@@ -97,11 +105,11 @@ def _save(model: Any, step: int) -> None:
 
 
 def _show_life(path: Path) -> None:
-    """Write down when this rank was last alive, also while it hangs in a collective."""
+    """Record when this rank was last alive, even while it hangs in a collective."""
 
     def write() -> None:
         with path.open("w") as file:
-            file.write(f"{time.time():<20}")  # its first moment, then its last
+            file.write(f"{time.time():<20}")  # the first time, then the latest
             while True:
                 file.seek(20)
                 file.write(f"{time.time():<20}")
@@ -111,7 +119,7 @@ def _show_life(path: Path) -> None:
     threading.Thread(target=write, daemon=True).start()
 
 
-# -- what can be broken --------------------------------------------------------------------------
+# -- faults -------------------------------------------------------------------------------------
 
 
 def _break(fault: dict[str, Any] | None, *, rank: int, attempt: int, step: int) -> None:
@@ -126,7 +134,7 @@ def _kill_self() -> None:
 
 
 def _kill_peer() -> None:
-    """The rank after this one, which is on the same node."""
+    """Kill the next rank, which is on the same node."""
     peer = int(os.environ["RANK"]) + 1
     pid = int((FOLDER / f"pid-{peer}").read_text())
     os.kill(pid, signal.SIGKILL)
@@ -143,7 +151,7 @@ def _eat_memory() -> None:
 
 
 def _eat_container() -> None:
-    """Have the kernel choose the agent, PID 1: with it goes the whole container."""
+    """Make the kernel choose the agent, PID 1, which ends the whole container."""
     Path("/proc/1/oom_score_adj").write_text("1000")
     _eat_memory()
 

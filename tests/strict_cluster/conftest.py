@@ -1,6 +1,6 @@
-"""Two namespaces for all of these tests, one strict and one plain; for each test a project, and a clean end.
+"""One strict and one plain namespace for all of these tests, and a project and a cleanup for each test.
 
-The audit log is looked for beside the kubeconfig, where the testbed keeps it.
+The audit log is expected next to the kubeconfig, where the testbed writes it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from strict_cluster.ground import Ground, User, make_project, open_ground
 
-# Read at once: tests run without the variables of their surroundings, and as other users.
+# Read at import, because tests run without the variables of the caller, and as other users.
 TEST_IMAGE = os.environ.get("WINDLASS_TEST_IMAGE", "localhost/torch:2.13.0-cpu")
 ADMIN = os.environ.get("KUBECONFIG", "")
 
@@ -21,21 +21,21 @@ Become = Callable[[Ground, User | None], None]
 
 @pytest.fixture(scope="session")
 def strict_ground() -> Iterator[Ground]:
-    """Restricted Pod Security, a quota, a limit range, and no way in or out unless a policy opens one."""
+    """Open a namespace with restricted Pod Security, a quota, a limit range and no allowed traffic."""
     with open_ground(TEST_IMAGE, is_strict=True) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def plain_ground() -> Iterator[Ground]:
-    """Restricted Pod Security, and nothing else."""
+    """Open a namespace with restricted Pod Security only."""
     with open_ground(TEST_IMAGE, is_strict=False, kind="plain") as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def strict_user(strict_ground: Ground, tmp_path_factory: pytest.TempPathFactory) -> User:
-    """Somebody with exactly the documented Role."""
+    """Create a user with exactly the documented Role."""
     return strict_ground.add_user(tmp_path_factory.mktemp("strict-user"))
 
 
@@ -46,7 +46,7 @@ def plain_user(plain_ground: Ground, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Become:
-    """Go on as a user of a namespace, or as its admin, in a project of one's own."""
+    """Return a function that switches to a user of a namespace, or to its admin. The project is new."""
     folder = make_project(tmp_path / "project")
     monkeypatch.chdir(folder)
 
@@ -59,7 +59,7 @@ def become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Become:
 
 @pytest.fixture
 def strict(strict_ground: Ground, strict_user: User, become: Become) -> Iterator[Ground]:
-    """The strict namespace, as somebody with the Role."""
+    """Use the strict namespace as a user with the Role."""
     become(strict_ground, strict_user)
     yield strict_ground
     strict_ground.clean()
@@ -67,7 +67,7 @@ def strict(strict_ground: Ground, strict_user: User, become: Become) -> Iterator
 
 @pytest.fixture
 def plain(plain_ground: Ground, plain_user: User, become: Become) -> Iterator[Ground]:
-    """The plain namespace, as somebody with the Role."""
+    """Use the plain namespace as a user with the Role."""
     become(plain_ground, plain_user)
     yield plain_ground
     plain_ground.clean()
@@ -75,7 +75,7 @@ def plain(plain_ground: Ground, plain_user: User, become: Become) -> Iterator[Gr
 
 @pytest.fixture(scope="session")
 def audit_log() -> Path:
-    """The API server's own account of who did what; only the testbed's can be read from here."""
+    """Return the API server's audit log. Only the testbed's can be read from here."""
     found = Path(os.environ.get("STRICT_AUDIT_LOG") or Path(ADMIN).parent / "log" / "audit.jsonl")
     if not found.is_file():
         pytest.skip(f"needs an audit log: there is no {found.name} in log/ beside the kubeconfig")

@@ -1,6 +1,6 @@
-"""Where these tests run: strict and plain namespaces, users in them who have one Role, and what is left.
+"""Setup of these tests: strict and plain namespaces, and users in them who have only one Role.
 
-All is made with our own `Api` as the admin that KUBECONFIG names; nothing here needs a certain cluster.
+Everything is created with Windlass' own `Api` as the admin that KUBECONFIG names. Any cluster will do.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def wait_for(is_so: Callable[[], bool], what: str, timeout_s: float = WAIT_S) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """One namespace as its admin, and the image of the jobs in it."""
+    """One namespace, accessed as its admin, and the image of its jobs."""
 
     api: Api
     image: str
 
     def settings(self, kubeconfig: str) -> dict[str, str]:
-        """The variables with which every job of a test is in here, as that user."""
+        """Return the variables that direct every job of a test to this namespace, as that user."""
         return {
             "KUBECONFIG": kubeconfig,
             "WINDLASS_ENGINE": "kubernetes",
@@ -74,7 +74,7 @@ class Ground:
         }
 
     def left(self, job_id: str = "") -> list[str]:
-        """All objects of one job, or of any."""
+        """Return all objects of one job, or of all jobs."""
         labels = names.LABEL_JOB + (f"={job_id}" if job_id else "")
         return [
             f"{kind.plural}/{found['metadata']['name']}"
@@ -86,8 +86,8 @@ class Ground:
         wait_for(lambda: not self.left(job_id), f"nothing left of {job_id or 'any job'}")
 
     def clean(self) -> None:
-        """Take away what a test has left, and see that nothing stays."""
-        for kind in KINDS:  # all of them: what kubectl applied has no owner
+        """Delete everything a test has left, and check that nothing remains."""
+        for kind in KINDS:  # every object, because what kubectl applied has no owner
             for thing in self.api.list(kind, labels=names.LABEL_JOB):
                 path = kind.path(namespace=self.api.namespace, name=thing["metadata"]["name"])
                 grace = {"gracePeriodSeconds": 0} if kind is PODS else {}
@@ -97,7 +97,7 @@ class Ground:
         self.wait_for_nothing()
 
     def add_user(self, folder: Path, rules: list[Object] | None = None) -> User:
-        """Somebody with these rules, or with the documented Role; known to the cluster on return."""
+        """Return a new user with these rules or the documented Role, once the rules are in effect."""
         given = read_rules() if rules is None else rules
         folder.mkdir(parents=True, exist_ok=True)
         path = make_kubeconfig(self.api, given, folder)
@@ -113,14 +113,14 @@ class Ground:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """Somebody with a kubeconfig."""
+    """A user with a kubeconfig."""
 
     api: Api
     kubeconfig: str
 
     @property
     def name(self) -> str:
-        """What the API server calls him."""
+        """The user's name for the API server."""
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
         answer = self.api.request("POST", path, body=review)
@@ -128,13 +128,13 @@ class User:
 
 
 def read_rules() -> list[Object]:
-    """The rules of the Role in the docs."""
+    """Return the rules of the Role in the docs."""
     rules: list[Object] = yaml.safe_load(ROLE.read_text())["rules"]
     return rules
 
 
-def take_away(verb: str, resource: str) -> list[Object]:
-    """The documented rules less one verb."""
+def without_right(verb: str, resource: str) -> list[Object]:
+    """Return the documented rules without one verb."""
     found = []
     for rule in read_rules():
         if resource in rule["resources"]:
@@ -161,7 +161,7 @@ def _find_lacking(rules: list[Object]) -> set[str]:
 
 @contextmanager
 def open_ground(image: str, *, is_strict: bool, kind: str = "") -> Iterator[Ground]:
-    """A namespace with restricted Pod Security; a strict one forbids all that can be forbidden."""
+    """Open a namespace with restricted Pod Security. A strict one has all other restrictions as well."""
     name = "-".join(part for part in (STEM, kind, secrets.token_hex(4)) if part)
     api = connect(namespace=name)
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -180,7 +180,7 @@ def _close(api: Api) -> None:
     api.create(LIMIT_RANGES, {"metadata": {"name": "team"}, "spec": {"limits": [LIMITS]}})
     denied = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     api.create(NETWORK_POLICIES, {"metadata": {"name": "deny-all"}, "spec": denied})
-    # a quota that nobody has counted yet lets nothing in
+    # a quota rejects everything until its usage has been counted
     wait_for(lambda: _is_counted(api.get(RESOURCE_QUOTAS, "team")), "the quota is counted")
 
 
@@ -189,7 +189,7 @@ def _is_counted(quota: Mapping[str, Any]) -> bool:
 
 
 def make_project(folder: Path) -> Path:
-    """A project that is the work of these tests alone."""
+    """Create a project that contains only the work of these tests."""
     folder.mkdir()
     (folder / "windlass.toml").touch()
     for name in ("training.py", "work.py"):

@@ -1,6 +1,6 @@
-"""A pod that is no part of a job: it tries ports when it is told to, and says what it met.
+"""A foreign pod, which is not part of a job. It tries to connect to ports on request and returns the result.
 
-`PROGRAM` runs in the pod and is asked over port-forward, which no NetworkPolicy stops.
+`PROGRAM` runs in the pod and is called through a port-forward, which a NetworkPolicy does not block.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ with Server(("127.0.0.1", {PORT}), Handler) as server:
 
 
 class Stranger:
-    """Somebody else's pod, in any namespace."""
+    """A foreign pod in some namespace."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def try_port(self, host: str, port: int, how: str = "connect") -> str:
-        """ "connected", or how it was stopped; `plain` and `tls` go on to speak."""
+        """Return "connected" or the error. `plain` and `tls` also send data over the connection."""
         with self._api.forward(NAME, PORT) as sock:
             sock.settimeout(5 * TRY_S)
             sock.sendall(json.dumps([host, port, how]).encode() + b"\n")

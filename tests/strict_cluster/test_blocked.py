@@ -1,4 +1,4 @@
-"""What keeps a job from starting is named within 20 s; then it is cancelled, and nothing of it is left."""
+"""Obstacles to the start of a job are named within 20 s. A cancel then leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.cluster
 
 SOON_S = 60.0
 
-# What is asked for; the reason for programs; what the sentence for people says.
+# Settings, the reason for programs, and the sentence for people.
 BLOCKED: dict[str, tuple[dict[str, Any], str, str]] = {
     "quota": (
         {"nodes": 4, "memory": "3Gi"},
@@ -72,7 +72,7 @@ BLOCKED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("what", BLOCKED)
-def test_named_soon_and_gone_without_trace(strict: Ground, what: str) -> None:
+def test_blocker_is_named_and_cancel_leaves_nothing(strict: Ground, what: str) -> None:
     settings, reason, words = BLOCKED[what]
     job = wl.submit(["true"], **settings)
     wait_for(lambda: reason in {c.reason for c in _blockers(job)}, f"{reason} is named", SOON_S)
@@ -81,7 +81,7 @@ def test_named_soon_and_gone_without_trace(strict: Ground, what: str) -> None:
     assert re.search(words, found.sentence), found.sentence
     assert found.next, "something to do about it"
     job.cancel(why="it will never start")
-    status = job.wait(50)  # four tries take more than a minute
+    status = job.wait(50)  # four attempts take more than a minute
     assert (status.phase.value, status.verdict.message) == ("cancelled", "it will never start")
     strict.wait_for_nothing(job.id)
 
@@ -90,7 +90,7 @@ def _blockers(job: wl.Job) -> list[Condition]:
     return [one for one in job.status().conditions if one.type == reasons.CONDITION]
 
 
-def test_why_says_it_to_anybody(strict: Ground) -> None:
+def test_why_prints_the_blocker(strict: Ground) -> None:
     job = wl.submit(["true"], service_account="nobody")
     wait_for(lambda: bool(_blockers(job)), "a blocker is named", SOON_S)
     command = [sys.executable, "-m", "windlass.cli.main", "why", str(job.ref)]
@@ -102,9 +102,7 @@ def test_why_says_it_to_anybody(strict: Ground) -> None:
         job.remove()
 
 
-def test_what_the_server_refuses_at_once_is_an_error_of_submit(
-    strict: Ground, become: Become
-) -> None:
+def test_immediate_refusals_are_errors_of_submit(strict: Ground, become: Become) -> None:
     with pytest.raises(wl.EngineError, match="restartPolicy") as caught:
         wl.submit(["true"], patch={"spec": {"restartPolicy": "Always"}})
     assert caught.value.hint
@@ -118,12 +116,12 @@ def test_what_the_server_refuses_at_once_is_an_error_of_submit(
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
-def test_an_image_without_the_interpreter_is_not_tried_until_its_budget_is_spent(
+def test_missing_interpreter_fails_the_job_early(
     strict: Ground, num_nodes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Four tries take Kubernetes more than a minute, and the first one tells all."""
+    """Kubernetes needs more than a minute for four attempts, but the first one shows the cause."""
     job = wl.submit(["true"], nodes=num_nodes, python="python9")
-    status = job.wait(50)  # four tries take more than a minute
+    status = job.wait(50)  # four attempts take more than a minute
     assert (status.phase.value, status.verdict.kind.value) == ("failed", "start failed")
     assert f'the image {strict.image} has no "python9"' in status.verdict.message
     assert "--python" in status.verdict.next

@@ -1,4 +1,4 @@
-"""`windlass conformance` by somebody with the documented Role in one namespace, and nothing else."""
+"""`windlass conformance`, run by a user with the documented Role in one namespace and no other rights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.timeout(300)
-def test_what_the_role_does_not_allow_is_skipped(plain: Ground) -> None:
+def test_cases_that_need_more_rights_are_skipped(plain: Ground) -> None:
     words = ["-e", "kubernetes", "-k", "rank_order or starts_every_rank_again", "--json"]
     ran = subprocess.run(
         [sys.executable, "-m", "windlass.cli.main", "conformance", *words],

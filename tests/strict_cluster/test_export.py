@@ -1,4 +1,4 @@
-"""What `windlass export` prints, given to kubectl: it runs to its end, and holds no key unless asked."""
+"""Output of `windlass export`, applied with kubectl: the job succeeds, and keys need an option."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from windlass.kube.objects.kinds import JOBS
 
 pytestmark = pytest.mark.cluster
 
-# Client-side apply copies each object into an annotation of it, which can hold 256 KiB.
+# Client-side apply copies each object into an annotation, which can hold 256 KiB.
 WAYS = {"client-side": (), "server-side": ("--server-side",)}
 TRAIN = "from windlass.train import get_context\nget_context()\n"
 ENGINES = ("kubernetes", "monarchmesh", "pytorchjob", "raycluster", "trainjob")
@@ -41,7 +41,7 @@ def kubectl() -> str:
 
 @pytest.fixture
 def admin(plain_ground: Ground, become: Become) -> Ground:
-    """The plain namespace, as somebody who may apply anything there."""
+    """Use the plain namespace as its admin."""
     become(plain_ground, None)
     return plain_ground
 
@@ -59,7 +59,7 @@ def windlass(*words: str) -> str:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", EXPORTS)
 def test_every_export_can_be_applied(admin: Ground, kubectl: str, way: str, name: str) -> None:
-    """With the training library, which makes an export as large as it gets."""
+    """The export includes the training library, which makes it as large as possible."""
     Path("lesson.py").write_text(TRAIN)
     space = admin.api.namespace
     text = windlass("export", "lesson.py", "--nodes", "2", "-n", space, *EXPORTS[name])
@@ -77,7 +77,7 @@ def test_every_export_can_be_applied(admin: Ground, kubectl: str, way: str, name
         call(kubectl, "delete", "-n", space, "-f", "-", "--wait=false", given=text)
 
 
-def test_the_role_of_the_statefulset_export_is_enough(
+def test_role_of_the_statefulset_export_is_sufficient(
     plain_ground: Ground, kubectl: str, become: Become, tmp_path: Path
 ) -> None:
     become(plain_ground, None)
@@ -105,7 +105,7 @@ def call_any(*words: str) -> str:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_export_applied_by_kubectl_runs(admin: Ground, kubectl: str, way: str) -> None:
+def test_export_applied_with_kubectl_runs(admin: Ground, kubectl: str, way: str) -> None:
     text = windlass("export", "work.py::hello", "--nodes", "2", "--with-keys")
     call(kubectl, "apply", *WAYS[way], "-f", "-", given=text)
     job_id = next(d for d in yaml.safe_load_all(text) if d["kind"] == "Job")["metadata"]["name"]
@@ -122,7 +122,7 @@ def test_an_export_applied_by_kubectl_runs(admin: Ground, kubectl: str, way: str
     assert admin.api.list(JOBS) == []
 
 
-def test_an_export_holds_no_key_unless_asked(admin: Ground) -> None:
+def test_export_has_keys_only_on_request(admin: Ground) -> None:
     text = windlass("export", "work.py::hello")
     contents = [
         base64.b64decode(value)

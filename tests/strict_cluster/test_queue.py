@@ -1,4 +1,4 @@
-"""A job in a Kueue queue: Kueue resumes it, we do not. Only where Kueue is installed."""
+"""A job in a Kueue queue, which Kueue resumes instead of Windlass. Skipped if Kueue is not installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cluster_objects import open_queue
 from strict_cluster.conftest import Become
-from strict_cluster.ground import Ground, take_away, wait_for
+from strict_cluster.ground import Ground, wait_for, without_right
 
 import windlass as wl
 from windlass.kube.diagnosis import blocker as reasons
@@ -20,18 +20,18 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture
 def queue(plain: Ground) -> Iterator[str]:
-    """A queue of this namespace that has room for two small pods."""
+    """Create a queue of this namespace with room for two small pods."""
     with open_queue(plain.api) as name:
         yield name
 
 
-def test_kueue_lets_it_in(plain: Ground, queue: str) -> None:
+def test_kueue_admits_a_job(plain: Ground, queue: str) -> None:
     settings = {"queue": queue, "cpus": "250m", "memory": "512Mi"}
     job = wl.submit("work.py::hello", nodes=2, **settings)
     assert job.results(timeout_s=180) == ["hello", "hello"]
 
 
-def test_a_job_too_big_for_its_queue_will_never_start(plain: Ground, queue: str) -> None:
+def test_request_above_the_quota_never_starts(plain: Ground, queue: str) -> None:
     job = wl.submit(["true"], queue=queue, cpus="8", memory="512Mi")
     found = _wait_for_blocker(job, reasons.QUEUE_TOO_SMALL)
     assert f'it will never start in the queue "{queue}"' in found.sentence
@@ -41,14 +41,14 @@ def test_a_job_too_big_for_its_queue_will_never_start(plain: Ground, queue: str)
     _end(plain, job)
 
 
-def test_a_resource_that_the_queue_does_not_have(plain: Ground, queue: str) -> None:
+def test_resource_without_a_quota(plain: Ground, queue: str) -> None:
     job = wl.submit(["true"], queue=queue, gpus=1, cpus="250m", memory="512Mi")
     found = _wait_for_blocker(job, reasons.QUEUE_TOO_SMALL)
     assert "the queue has no quota for nvidia.com/gpu" in found.sentence
     _end(plain, job)
 
 
-def test_a_job_that_waits_for_others_is_told_so(plain: Ground, queue: str) -> None:
+def test_waiting_job_shows_the_reason(plain: Ground, queue: str) -> None:
     settings = {"queue": queue, "cpus": "1", "memory": "512Mi"}
     first = wl.submit("work.py::stay", **settings)
     wait_for(lambda: any(line.text == "up" for line in first.logs()), "the first one is up")
@@ -59,7 +59,7 @@ def test_a_job_that_waits_for_others_is_told_so(plain: Ground, queue: str) -> No
     _end(plain, first)
 
 
-def test_a_queue_that_does_not_exist(plain: Ground, queue: str) -> None:
+def test_missing_queue(plain: Ground, queue: str) -> None:
     job = wl.submit(["true"], queue="nobody", cpus="250m", memory="512Mi")
     found = _wait_for_blocker(job, reasons.QUEUE_MISSING)
     assert 'there is no queue "nobody" in the job\'s namespace; there are: ' in found.sentence
@@ -67,10 +67,10 @@ def test_a_queue_that_does_not_exist(plain: Ground, queue: str) -> None:
     _end(plain, job)
 
 
-def test_who_may_not_list_queues_is_told_what_is_known(
+def test_reason_without_the_right_to_list_queues(
     plain_ground: Ground, queue: str, become: Become, tmp_path: Path
 ) -> None:
-    user = plain_ground.add_user(tmp_path / "user", take_away("list", "localqueues"))
+    user = plain_ground.add_user(tmp_path / "user", without_right("list", "localqueues"))
     become(plain_ground, user)
     job = wl.submit(["true"], queue="nobody", cpus="250m", memory="512Mi")
     found = _wait_for_blocker(job, reasons.NOT_ADMITTED)

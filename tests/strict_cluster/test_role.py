@@ -1,6 +1,6 @@
-"""All a user does with exactly the documented Role, in a namespace where all is forbidden that can be.
+"""Everything a user does, with exactly the documented Role, in a namespace with all restrictions.
 
-Then what the API server saw of it: nothing outside the Role was asked for, and nothing in it was idle.
+Afterwards the audit log must show no request outside the Role, and no unused right in it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from windlass.kube.objects.kinds import SECRETS
 
 pytestmark = pytest.mark.cluster
 
-Move = Callable[[str], None]  # to another machine, which knows nothing of a job
+Move = Callable[[str], None]  # switches to another machine, which knows no jobs
 
-# API servers before 1.35 ask for `get` alone when a websocket is opened, later ones for `create` too.
+# API servers before 1.35 check only `get` when a websocket is opened. Later ones check `create` too.
 OF_NEWER_SERVERS = {("create", "pods/portforward")}
-# Anybody may ask what he may do, and who he is.
-ASKED_BESIDES = {
+# Every user may ask for their own rights and name.
+ALWAYS_ALLOWED = {
     ("create", "selfsubjectrulesreviews"),
     ("create", "selfsubjectaccessreviews"),
     ("create", "selfsubjectreviews"),
 }
 
 
-def test_a_users_day(
+def test_typical_use_needs_exactly_the_role(
     strict_ground: Ground,
     become: Become,
     audit_log: Path,
@@ -47,8 +47,8 @@ def test_a_users_day(
 
     become(strict_ground, user)
     _run_attached()
-    _detach_and_come_back(move)
-    _meet_a_broken_submit(strict_ground, move)
+    _detach_and_attach(move)
+    _attach_to_an_interrupted_submit(strict_ground, move)
     _ask_why_it_waits()
     strict_ground.wait_for_nothing()
     seen = set(_read_requests(audit_log, start, name))
@@ -59,11 +59,11 @@ def test_a_users_day(
         if not right.optional
         for verb in right.verbs
     }
-    assert {request[:2] for request in seen} <= granted | ASKED_BESIDES
+    assert {request[:2] for request in seen} <= granted | ALWAYS_ALLOWED
     refused = {(verb, what) for verb, what, code in seen if code == 403}
     assert refused == set()
     idle = needed - {request[:2] for request in seen}
-    assert idle <= OF_NEWER_SERVERS, f"the Role grants what nobody needs: {idle}"
+    assert idle <= OF_NEWER_SERVERS, f"the Role grants unused rights: {idle}"
 
 
 def _run_attached() -> None:
@@ -75,7 +75,7 @@ def _run_attached() -> None:
     job.remove()
 
 
-def _detach_and_come_back(move: Move) -> None:
+def _detach_and_attach(move: Move) -> None:
     ref = str(wl.submit("training.py::reduce", nodes=2, procs=2).ref)
     move("elsewhere")
     job = wl.attach(ref)
@@ -92,8 +92,8 @@ def _detach_and_come_back(move: Move) -> None:
     assert staying.wait(30).verdict.message == "enough"
 
 
-def _meet_a_broken_submit(ground: Ground, move: Move) -> None:
-    """One whose Secret was never made: what there is of it can be said, and be taken away."""
+def _attach_to_an_interrupted_submit(ground: Ground, move: Move) -> None:
+    """Attach to a job without a Secret. It can be reported and removed."""
     job = wl.submit("work.py::stay")
     assert ground.api.delete(SECRETS, job.id)
     move("puzzled")
@@ -105,20 +105,20 @@ def _meet_a_broken_submit(ground: Ground, move: Move) -> None:
 
 
 def _ask_why_it_waits() -> None:
-    """What makes a sentence more exact is asked for, too, but never what the Role does not have."""
+    """Show why a job waits. Optional requests for a more exact answer also stay within the Role."""
     job = wl.submit(["true"], gpus=4096)
     wait_for(
         lambda: any(one.reason == "Unschedulable" for one in job.status().conditions),
-        "it is said that no node is that big",
+        "the status reports that no node is that big",
     )
     job.cancel(now=True)
     job.wait(30)
 
 
 def _read_requests(log: Path, start: os.stat_result, name: str) -> Iterator[tuple[str, str, int]]:
-    """Verb, resource and answer of each request this user has sent since."""
+    """Yield the verb, resource and status code of each request this user has sent since."""
     for line in _read_lines(log, start):
-        # others write here meanwhile; the last line may be half written, and is theirs
+        # Other users write here at the same time. A line that is still being written is theirs.
         if json.dumps(name).encode() not in line or not line.endswith(b"\n"):
             continue
         event = json.loads(line)
@@ -129,7 +129,7 @@ def _read_requests(log: Path, start: os.stat_result, name: str) -> Iterator[tupl
 
 
 def _read_lines(log: Path, start: os.stat_result) -> Iterator[bytes]:
-    """What was written since, to the file that it was then and to those that followed it."""
+    """Yield the lines written since then, also to the files that followed after a rotation."""
     older = sorted(log.parent.glob(f"{log.stem}-*{log.suffix}"), key=lambda p: p.stat().st_mtime)
     files = [*older, log]
     inodes = [path.stat().st_ino for path in files]

@@ -1,6 +1,6 @@
-"""Pods that are no part of a job: they reach none of its ports, and without the policy its lead lets none in.
+"""Foreign pods cannot connect to a job's ports. Without the network policy, its lead refuses them.
 
-And keys: in the Secret, as files, each only where it is needed; in no variable, argument or log.
+Keys are only in the Secret and in files where they are needed. They are in no variable, argument or log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AGENT, STORE = 29400, 29500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strangers:
-    """One in the job's own namespace, one in another."""
+    """A foreign pod in the job's own namespace, and one in another namespace."""
 
     near: Stranger
     far: Stranger
@@ -44,7 +44,7 @@ def strangers(plain_ground: Ground) -> Iterator[Strangers]:
 
 @pytest.fixture
 def job(plain: Ground) -> wl.Job:
-    """Two nodes that all-reduce on and on."""
+    """Submit two nodes that all-reduce until they are stopped."""
     job = wl.submit("training.py::reduce_on", nodes=2)
     wait_for_steps(job, 3)
     said = {line.text for line in job.logs() if line.stream == "stdout"}
@@ -53,17 +53,17 @@ def job(plain: Ground) -> wl.Job:
 
 
 def wait_for_steps(job: wl.Job, num_more: int) -> None:
-    """Until the training has gone on by that much."""
+    """Wait until the training has made that many more steps."""
     before = job.status().progress.step or 0
 
-    def has_gone_on() -> bool:
+    def has_advanced() -> bool:
         return (job.status().progress.step or 0) >= before + num_more
 
-    wait_for(has_gone_on, f"{num_more} more steps after step {before}")
+    wait_for(has_advanced, f"{num_more} more steps after step {before}")
 
 
-def find_doors(ground: Ground, job: wl.Job) -> list[tuple[str, int]]:
-    """Every way to a port that the job listens at: by its pod, its Service, its Service's name."""
+def find_open_ports(ground: Ground, job: wl.Job) -> list[tuple[str, int]]:
+    """Return every address on which the job listens: of the pod, its Service, and the Service's name."""
     lead = _find_lead(ground, job)["status"]["podIP"]
     service = f"{job.id}-lead"
     address = ground.api.get(SERVICES, service)["spec"]["clusterIP"]
@@ -71,8 +71,8 @@ def find_doors(ground: Ground, job: wl.Job) -> list[tuple[str, int]]:
     return [(lead, AGENT), (lead, STORE), (address, AGENT), (name, AGENT)]
 
 
-def find_walls(ground: Ground, job: wl.Job) -> list[tuple[str, int]]:
-    """Ports of the job at which nobody need listen."""
+def find_other_ports(ground: Ground, job: wl.Job) -> list[tuple[str, int]]:
+    """Return addresses of the job's other ports, where no process may be listening."""
     pods = ground.api.list(PODS, labels=f"{names.LABEL_JOB}={job.id},{LABEL_INDEX}=1")
     hosts = (pods[0]["status"]["podIP"], f"{job.id}-headless.{ground.api.namespace}.svc")
     return [(host, port) for host in hosts for port in (AGENT, STORE)]
@@ -84,42 +84,42 @@ def _find_lead(ground: Ground, job: wl.Job) -> Object:
     return lead
 
 
-def test_strangers(job: wl.Job, plain: Ground, strangers: Strangers) -> None:
-    everybody = (strangers.near, strangers.far)
-    doors = find_doors(plain, job)
-    for stranger in everybody:
-        for host, port in doors + find_walls(plain, job):
+def test_foreign_pods_cannot_connect(job: wl.Job, plain: Ground, strangers: Strangers) -> None:
+    both = (strangers.near, strangers.far)
+    open_ports = find_open_ports(plain, job)
+    for stranger in both:
+        for host, port in open_ports + find_other_ports(plain, job):
             assert stranger.try_port(host, port) in ("TimeoutError", "ConnectionRefusedError")
     wait_for_steps(job, 2)
     assert plain.api.delete(NETWORK_POLICIES, job.id)
-    for stranger in everybody:  # it was the policy that kept them out: these doors are real
-        for host, port in doors:
+    for stranger in both:  # proves that the policy kept them out, because these ports are open
+        for host, port in open_ports:
             wait_for(
                 lambda s=stranger, h=host, p=port: s.try_port(h, p) == "connected",
                 f"{host}:{port} is open without the policy",
             )
-    _check_the_lead_lets_nobody_in(job, plain, strangers)
+    _check_the_lead_refuses_strangers(job, plain, strangers)
     wait_for_steps(job, 3)
     assert (job.status().attempt, job.status().history) == (0, ())
 
 
-def _check_the_lead_lets_nobody_in(job: wl.Job, ground: Ground, strangers: Strangers) -> None:
-    """Plain text, and TLS without a certificate: refused, and told in the pod's log."""
+def _check_the_lead_refuses_strangers(job: wl.Job, ground: Ground, strangers: Strangers) -> None:
+    """Check that plain text and TLS without a certificate are refused and logged."""
     lead = _find_lead(ground, job)
     address, name = lead["status"]["podIP"], lead["metadata"]["name"]
     ends = ("hung up", "ConnectionResetError", "BrokenPipeError", "tls:")
     assert strangers.near.try_port(address, AGENT, "plain").startswith(ends)
     assert strangers.far.try_port(address, AGENT, "tls").startswith(ends)
 
-    def is_told() -> bool:
-        told = [
+    def is_logged() -> bool:
+        refusals = [
             line
             for line in ground.api.read_log(name).decode().splitlines()
             if "refused a link from" in line
         ]
-        return all(any(why in line for line in told) for why in ("not TLS", "no certificate"))
+        return all(any(why in line for line in refusals) for why in ("not TLS", "no certificate"))
 
-    wait_for(is_told, "both refusals are in the pod's log", 10.0)
+    wait_for(is_logged, "both refusals are in the pod's log", 10.0)
 
 
 def test_where_keys_are(plain: Ground) -> None:
@@ -138,7 +138,7 @@ def test_where_keys_are(plain: Ground) -> None:
     )
     texts = [*logs, objects, *(text for rank in seen for text in rank["texts"])]
     for name, encoded in keys.items():
-        # the middle of a key, as it is and as a Secret has it: neither may show up anywhere
+        # the middle of a key, in plain text and in base64, must not appear anywhere
         line = base64.b64decode(encoded).decode().splitlines()[1]
         assert not any(line in text or encoded[40:80] in text for text in texts), name
     assert not any("PRIVATE KEY" in text for text in texts)

@@ -1,4 +1,4 @@
-"""Trainings of these tests, which are all-reduces alone. Copied into a project of its own."""
+"""Trainings of these tests, which only all-reduce. Copied into a project of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import windlass as wl
 
 
 def reduce() -> int:
-    """The sum over all ranks of rank + 1, by an all-reduce."""
+    """Return the sum of rank + 1 over all ranks, computed by an all-reduce."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     mine = torch.tensor([dist.get_rank() + 1])
     dist.all_reduce(mine)
@@ -25,7 +25,7 @@ def reduce() -> int:
 
 
 def reduce_on() -> None:
-    """All-reduce again and again until somebody ends it; each one is a step."""
+    """All-reduce until the job is stopped. Each all-reduce is a step."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     print("store at", os.environ["MASTER_PORT"], flush=True)
     step = 0

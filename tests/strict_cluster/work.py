@@ -1,4 +1,4 @@
-"""What jobs of these tests do that need no torch, which nobody here waits for. Copied into a project."""
+"""Work of the jobs in these tests without torch, which is slow to import. Copied into a project."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def hello() -> str:
 
 
 def look() -> dict[str, object]:
-    """What a rank can see of its agent: the Secret's files, and both processes' environments."""
+    """Return what a rank can see of its agent: the Secret's files, and the environments of both processes."""
     agent = "/proc/1"
     with open(f"{agent}/environ", "rb") as environ, open(f"{agent}/cmdline", "rb") as words:
         started_with = [environ.read().decode(), words.read().decode()]
