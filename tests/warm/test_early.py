@@ -30,7 +30,10 @@ def test_early_variables_reach_every_kind_of_rank(warm, early, capfd):
     assert kt.cls(early.Level).to(warm).read() == "DETAIL"
     assert "TORCH_DISTRIBUTED_DEBUG" not in os.environ
     notes = [line for line in capfd.readouterr().err.splitlines() if "without torch" in line]
-    assert "read_level gets interpreters of its own, without torch: warm_early.py:7 " in notes[0]
+    assert (
+        "read_level runs in separate interpreters, without torch preloaded: warm_early.py:7 "
+        in notes[0]
+    )
 
 
 def test_deployed_function_gets_early_variables(warm, early):

@@ -235,7 +235,7 @@ def test_no_call_starts_while_a_node_that_leaves_may_still_have_ranks():
         client, leaving = await compute.visit(), compute.nodes[1]
         first = client.call()
         await compute.given(first)
-        leaving.say(NodeLeaving(why="it was told to stop"))
+        leaving.say(NodeLeaving(why="it received SIGTERM"))
         assert (await client.end_of(first)).state == "failed"
         second = client.call(make_profile(nodes=1))
         what = (await client.hear(CallWaiting, id=second)).what

@@ -122,7 +122,7 @@ def test_index_of_a_dead_agent_is_free_immediately(tmp_path):
 def test_leaving_agent_keeps_its_index_until_it_disconnects(tmp_path):
     async def visit(scene):
         peer = await join(scene, "a", await ask(scene, "a"))
-        peer.say("leaving", why="it was told to stop (SIGTERM)")
+        peer.say("leaving", why="it received SIGTERM")
         await until(lambda: 1 not in scene.lead.nodes, "node 1 is leaving")
         assert await ask_once(scene, "b") is None
         await peer.close()

@@ -77,7 +77,7 @@ def test_leaving_node_is_lost_but_keeps_its_index(tmp_path, caplog):
     async def visit(scene):
         first = await scene.join(1)
         await until(lambda: 1 in scene.lead.nodes, "node 1 has joined")
-        first.say("leaving", why="it was told to stop (SIGTERM)")
+        first.say("leaving", why="it received SIGTERM")
         await until(lambda: scene.state(1) == "lost", "node 1 is lost")
         second = await scene.visit(1)
         await until(lambda: second.has_hung_up, "the second is disconnected")
@@ -86,7 +86,7 @@ def test_leaving_node_is_lost_but_keeps_its_index(tmp_path, caplog):
         await until(scene.folder.log(0, 1).exists, "its remaining output arrives")
 
     run_lead_server(tmp_path, visit)
-    assert "is gone: it was told to stop (SIGTERM)" in caplog.text
+    assert "is gone: it received SIGTERM" in caplog.text
 
 
 def test_a_broken_link_is_a_lost_node(tmp_path, caplog):

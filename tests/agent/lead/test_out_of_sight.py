@@ -68,7 +68,7 @@ def test_cut_shortens_a_running_grace_period(tmp_path):
 @pytest.mark.parametrize("how", ["says so", "hangs up"])
 def test_lead_waits_until_a_leaving_node_has_no_ranks(tmp_path, how):
     async def part(lead, _orders):
-        lead.lose(1, "it was told to stop", parting=Parting.LEAVING)
+        lead.lose(1, "it received SIGTERM", parting=Parting.LEAVING)
         assert lead.nodes.one_world.unseen() == [1]
         if how == "says so":
             lead.part(1)

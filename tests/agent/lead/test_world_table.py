@@ -99,7 +99,7 @@ def test_ranks_get_less_time_once_a_node_is_cut_off(play):
 
 def test_ranks_get_less_time_once_a_leaving_node_is_cut_off(play):
     def story(scene):
-        scene.worlds.lose(2, "it was told to stop", Parting.LEAVING)
+        scene.worlds.lose(2, "it received SIGTERM", Parting.LEAVING)
         scene.worlds.end(scene.world, now=False)
         assert scene.orders == [(0, stop(within_s=None))]
         assert scene.worlds.lose(2, "its link broke", Parting.CUT) is None
