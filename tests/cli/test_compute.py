@@ -1,4 +1,4 @@
-"""`windlass compute`: real computes on this machine, listed, resized and ended; and calls as jobs."""
+"""`windlass compute`: real computes on this machine, listed, resized and ended, and calls as jobs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ for word in sys.argv[1:]:
 
 @pytest.fixture
 def local(windlass: Cli, project: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """`windlass` where there is no cluster."""
+    """Run `windlass` without a cluster."""
     monkeypatch.setenv("KUBECONFIG", str(project / "none"))
     return windlass
 
 
 @pytest.fixture
 def submit(local: Cli, project: Path) -> Iterator[Callable[..., list[str]]]:
-    """Have the compute `nodes` up with two nodes, and submit calls to it; their ids."""
+    """Start the compute `nodes` with two nodes. Return a function that submits calls and returns their ids."""
     (project / "start.py").write_text(START)
 
     def run(*words: str) -> list[str]:
@@ -50,7 +50,7 @@ def submit(local: Cli, project: Path) -> Iterator[Callable[..., list[str]]]:
     local("compute", "rm", "--all", "--yes")
 
 
-def test_nothing_is_up(local: Cli) -> None:
+def test_no_computes(local: Cli) -> None:
     for words in (("ls",), ("rm", "--all", "--yes")):
         ran = local("compute", *words)
         assert (ran.code, ran.out) == (0, "")
@@ -109,7 +109,7 @@ def test_scale(local: Cli, submit: Callable[..., list[str]]) -> None:
     fewer = local("compute", "scale", "nodes", "1", "--json").json
     assert (fewer["before"], fewer["num_nodes"]) == (3, 1)
     wait_for(lambda: here() == 1, "the others are gone")
-    (call,) = submit("add")  # which wants two nodes, and gets them back
+    (call,) = submit("add")  # the call needs two nodes, so the compute grows back
     assert local("wait", call).code == 0
     submit("stay")
     refused = local("compute", "scale", "nodes", "1")
@@ -118,7 +118,7 @@ def test_scale(local: Cli, submit: Callable[..., list[str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (("scale", "nodes", "0"), "0 is not in the range"),
         (("scale", "nodes"), "N is missing"),
@@ -128,10 +128,10 @@ def test_scale(local: Cli, submit: Callable[..., list[str]]) -> None:
         (("lst",), "did you mean windlass compute ls?"),
     ],
 )
-def test_mistakes_are_told(local: Cli, words: tuple[str, ...], told: str) -> None:
+def test_mistakes_are_reported(local: Cli, words: tuple[str, ...], expected: str) -> None:
     ran = local("compute", *words)
     assert (ran.code, ran.out) == (2, "")
-    assert told in ran.err
+    assert expected in ran.err
 
 
 def test_without_a_verb_it_shows_its_help(local: Cli) -> None:
@@ -213,7 +213,7 @@ def test_what_is_deployed_is_called_by_name(local: Cli, submit: Callable[..., li
     assert "did you mean add?" in unknown.err
 
 
-def test_a_compute_says_what_it_is(local: Cli, submit: Callable[..., list[str]]) -> None:
+def test_compute_describes_itself(local: Cli, submit: Callable[..., list[str]]) -> None:
     (call,) = submit("add")
     assert local("wait", call).code == 0
     why = local("why", "nodes").out

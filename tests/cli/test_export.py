@@ -156,7 +156,7 @@ def _decoded(documents: list[dict]) -> str:
 
 
 def test_default_image_matches_the_local_torch(windlass: Cli, solo: Path) -> None:
-    """The same holds after `config set`, which every later command reads."""
+    """This also holds after `config set`, which every later command reads."""
     version = importlib.metadata.version("torch").partition("+")[0]
     words = ("export", "solo.py", "-e", "statefulset")
     ran = windlass(*words)

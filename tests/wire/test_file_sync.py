@@ -1,4 +1,4 @@
-"""Copying a folder: nothing lost, nothing repeated, nothing half, and nothing that was not agreed on."""
+"""Copies of a folder. Nothing is lost, repeated, partial or outside the agreed files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOG, RESULT = "attempt-0/rank-0.log", "attempt-0/rank-0.result"
 
 @pytest.fixture
 def sides(tmp_path):
-    """A folder to copy from and one to copy to."""
+    """Return a folder to copy from and one to copy to."""
     return make_sides(tmp_path)
 
 
@@ -51,7 +51,7 @@ def add(folder, path, data):
 
 
 def connect(source, target, wants=is_from_lead):
-    """A new link: the receiving side says what it has."""
+    """Open a new connection, on which the receiver first lists its files."""
     sender = Sender(source, wants, has=measure_files(target, wants))
     return sender, Receiver(target, wants)
 
@@ -68,7 +68,7 @@ def read_all(folder):
     return {path: (folder.path / path).read_bytes() for path in find_files(folder)}
 
 
-# -- all of it, once -----------------------------------------------------------------------------
+# -- complete copies -----------------------------------------------------------------------------
 
 
 def test_a_folder_is_copied(sides):
@@ -84,10 +84,10 @@ def test_a_folder_is_copied(sides):
         put(source, path, data)
     copy(source, target)
     assert read_all(target) == files
-    assert copy(source, target)[:-1] == []  # of what is there, only the status comes again
+    assert copy(source, target)[:-1] == []  # only the status is sent again
 
 
-def test_what_was_not_wanted_is_not_sent(sides):
+def test_unwanted_files_are_not_sent(sides):
     source, target = sides
     for path in (names.STATUS_FILE, names.PAYLOAD_FILE, names.BUNDLE_FILE, LOG, "plan.json"):
         put(source, path, b"x")
@@ -98,7 +98,7 @@ def test_what_was_not_wanted_is_not_sent(sides):
     assert [piece.path for piece in copy(source, target, is_from_ranks)] == [LOG]
 
 
-def test_a_second_round_sends_only_what_is_new(sides):
+def test_second_round_sends_only_new_data(sides):
     source, target = sides
     put(source, names.STATUS_FILE, b"first")
     add(source, LOG, b"one\n")
@@ -107,7 +107,7 @@ def test_a_second_round_sends_only_what_is_new(sides):
     assert list(sender.pieces()) == []
     add(source, LOG, b"two\n")
     assert list(sender.pieces()) == [Piece(path=LOG, offset=4, body=b"two\n")]
-    put(source, names.STATUS_FILE, b"other")  # of the same length
+    put(source, names.STATUS_FILE, b"other")  # of equal length
     assert [(piece.path, piece.body) for piece in sender.pieces()] == [
         (names.STATUS_FILE, b"other")
     ]
@@ -124,7 +124,7 @@ def test_a_file_that_is_replaced_is_sent_again(sides):
         assert read_all(target) == {RESULT: data}
 
 
-def test_an_empty_file_travels_too(sides):
+def test_empty_file_is_sent(sides):
     source, target = sides
     put(source, RESULT, b"")
     copy(source, target)
@@ -140,8 +140,8 @@ def test_an_empty_file_travels_too(sides):
     cuts=st.lists(st.integers(min_value=0, max_value=8), max_size=12),
     piece_bytes=st.integers(min_value=1, max_value=16),
 )
-def test_logs_go_on_where_they_were_cut(tmp_path_factory, written, cuts, piece_bytes):
-    """Whatever is written meanwhile, and however often the link breaks after any piece."""
+def test_logs_continue_where_they_were_cut(tmp_path_factory, written, cuts, piece_bytes):
+    """Writes may continue meanwhile, and the connection may break after any piece."""
     source, target = make_sides(tmp_path_factory.mktemp("logs"))
     breaks = iter(cuts)
     with pytest.MonkeyPatch.context() as patch:
@@ -181,10 +181,10 @@ def test_pieces_that_overlap_are_not_written_twice(tmp_path_factory, log, pieces
     assert read_all(target).get(LOG, b"") == log[:known]
 
 
-# -- whole files ---------------------------------------------------------------------------------
+# -- complete files ------------------------------------------------------------------------------
 
 
-def test_a_large_file_is_there_only_when_all_of_it_is(sides, monkeypatch):
+def test_large_file_appears_only_when_complete(sides, monkeypatch):
     monkeypatch.setattr(file_sync, "PIECE_BYTES", 4)
     source, target = sides
     put(source, RESULT, b"0123456789")
@@ -198,7 +198,7 @@ def test_a_large_file_is_there_only_when_all_of_it_is(sides, monkeypatch):
     assert list((target.path / "attempt-0").iterdir()) == [target.result(0, 0)]
 
 
-def test_a_file_that_was_cut_off_starts_anew(sides, monkeypatch):
+def test_interrupted_file_is_sent_again(sides, monkeypatch):
     monkeypatch.setattr(file_sync, "PIECE_BYTES", 4)
     source, target = sides
     put(source, RESULT, b"0123456789")
@@ -210,7 +210,7 @@ def test_a_file_that_was_cut_off_starts_anew(sides, monkeypatch):
     assert read_all(target) == {RESULT: b"another one"}
 
 
-def test_a_gap_in_a_whole_file_is_refused(sides):
+def test_gap_in_a_file_is_refused(sides):
     receiver = Receiver(sides[1], is_from_ranks)
     receiver.take(Piece(path=RESULT, offset=0, body=b"01", total_bytes=6))
     with pytest.raises(ProtocolError, match="starts at 4, but the file ends at 2"):
@@ -220,7 +220,7 @@ def test_a_gap_in_a_whole_file_is_refused(sides):
 
 @pytest.mark.parametrize(("path", "total_bytes"), [(LOG, 3), (RESULT, None)])
 def test_logs_grow_and_other_files_do_not(sides, path, total_bytes):
-    """A log that is replaced would lose lines; a result that grows would be seen half."""
+    """A replaced log would lose lines, and a growing result would be read partially."""
     put(sides[1], path, b"here")
     piece = Piece(path=path, offset=0, body=b"new", total_bytes=total_bytes)
     with pytest.raises(ProtocolError, match="only logs are sent without a total size"):
@@ -231,8 +231,8 @@ def test_logs_grow_and_other_files_do_not(sides, path, total_bytes):
 # -- the status ----------------------------------------------------------------------------------
 
 
-def test_the_status_is_read_first_and_goes_last(sides):
-    """What a status speaks of has been sent before it, and a later one waits for the next round."""
+def test_status_is_read_first_and_sent_last(sides):
+    """All data that a status mentions is sent before it. A later status waits for the next round."""
     source, target = sides
     put(source, names.STATUS_FILE, b"running")
     add(source, LOG, b"one\n")
@@ -249,8 +249,8 @@ def test_the_status_is_read_first_and_goes_last(sides):
     ]
 
 
-def test_a_status_is_sent_to_whoever_has_one_already(sides):
-    """One of the same length may say something else."""
+def test_status_is_sent_even_if_the_receiver_has_one(sides):
+    """A status of equal length may have other contents."""
     source, target = sides
     put(source, names.STATUS_FILE, b"new")
     put(target, names.STATUS_FILE, b"old")
@@ -258,7 +258,7 @@ def test_a_status_is_sent_to_whoever_has_one_already(sides):
     assert read_all(target) == {names.STATUS_FILE: b"new"}
 
 
-# -- who may send what ---------------------------------------------------------------------------
+# -- allowed files -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_other_files_are_refused(sides, path, takes):
         (names.BUNDLE_FILE, {is_input}),
     ],
 )
-def test_each_side_takes_only_its_part(path, takers):
+def test_each_side_accepts_only_its_files(path, takers):
     assert {takes for takes in (is_from_ranks, is_from_lead, is_input) if takes(path)} == takers
 
 
@@ -325,7 +325,7 @@ def test_malformed_pieces_are_refused(header):
         read_piece(FilePiece.read(header), b"four")
 
 
-def test_a_folder_that_vanishes_is_no_error(sides):
+def test_deleted_folder_is_not_an_error(sides):
     source, target = sides
     assert list(Sender(source, is_from_lead, has={}).pieces()) == []
     add(source, LOG, b"one\n")

@@ -1,4 +1,4 @@
-"""Frames: they survive any cutting of the stream, and what is too long or is garbage is refused."""
+"""Frames. They survive any chunking of the stream, and oversized frames and garbage are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_frames_survive_any_chunking(sent, data):
 
 @settings(deadline=None)
 @given(frames, frames)
-def test_half_a_frame_is_no_frame(first, second):
+def test_partial_frame_is_not_returned(first, second):
     stream = render_frame(first.header, first.body) + render_frame(second.header, second.body)
     decoder = FrameDecoder()
     assert decode(decoder, stream[:-1]) == [first]
@@ -49,7 +49,7 @@ def test_half_a_frame_is_no_frame(first, second):
 
 
 def count_buffered(decoder):
-    """Bytes that are held of frames that are not complete."""
+    """Return the number of buffered bytes of incomplete frames."""
     head = b"" if decoder._header is None else render_frame(decoder._header)
     return len(head) + len(decoder._body) - decoder._room + len(decoder._unread)
 
@@ -70,7 +70,7 @@ def test_garbage_is_refused_or_waited_for_but_never_crashes(chunks):
     ("header_bytes", "body_bytes"),
     [(names.MAX_HEADER_BYTES + 1, 0), (0, names.MAX_BODY_BYTES + 1), (0xFFFFFFFF, 0xFFFFFFFF)],
 )
-def test_what_is_too_long_is_refused_as_soon_as_it_is_announced(header_bytes, body_bytes):
+def test_oversized_frame_is_refused_when_announced(header_bytes, body_bytes):
     decoder = FrameDecoder()
     announced = struct.pack(">II", header_bytes, body_bytes)
     assert decode(decoder, announced[:7]) == []
@@ -96,15 +96,15 @@ def test_a_large_body_in_pieces_small_and_large(cut):
     assert count_buffered(decoder) == 0
 
 
-def test_what_is_announced_takes_no_memory_before_it_comes():
+def test_announced_bytes_take_no_memory_before_they_arrive():
     decoder = FrameDecoder()
     assert decode(decoder, struct.pack(">II", 2, names.MAX_BODY_BYTES) + b"{}" + b"x" * 100) == []
     assert count_buffered(decoder) == 10 + 100
     assert not decoder.is_between_frames
 
 
-def test_small_pieces_are_put_together():
-    """An object a byte would take fifty times the memory."""
+def test_small_pieces_are_joined():
+    """One object per byte would take fifty times the memory."""
     decoder = FrameDecoder()
     stream = render_frame({}, bytes(10_000))
     assert decode(decoder, *(stream[at : at + 1] for at in range(len(stream) - 1))) == []
@@ -112,7 +112,7 @@ def test_small_pieces_are_put_together():
 
 
 def read_in_place(decoder, stream, draw_size):
-    """As a reader of a socket does: into the place of a body under way, else as it comes."""
+    """Read as from a socket: into the buffer of an unfinished body, or else into a new one."""
     taken, at = [], 0
     while at < len(stream):
         data = stream[at : at + draw_size()]
@@ -139,7 +139,7 @@ def test_bodies_may_be_read_in_place(sent, data):
     assert decoder.place() is None
 
 
-def test_a_large_body_that_is_read_in_place_grows_as_it_comes():
+def test_large_body_read_in_place_grows_as_it_arrives():
     body = bytes(range(256)) * (80 << 10)
     stream = render_frame({"n": 1}, body) + render_frame({"n": 2}, b"end")
     decoder = FrameDecoder()
@@ -149,7 +149,7 @@ def test_a_large_body_that_is_read_in_place_grows_as_it_comes():
     assert got == [Frame({"n": 1}, body), Frame({"n": 2}, b"end")]
 
 
-def test_what_comes_beside_the_place_is_not_lost():
+def test_data_read_outside_the_buffer_is_not_lost():
     first, second = render_frame({"n": 1}, b"abcdef"), render_frame({"n": 2})
     decoder = FrameDecoder()
     assert decode(decoder, first[:-4]) == []
@@ -169,7 +169,7 @@ def test_a_body_may_be_sent_in_pieces(segments, is_large):
     assert len(pieces) == 1 or is_large
 
 
-def test_who_stops_reading_halfway_loses_nothing():
+def test_interrupted_reader_loses_nothing():
     decoder = FrameDecoder()
     for frame in decoder.feed(render_frame({"n": 1}) + render_frame({"n": 2}, b"two")):
         assert frame == Frame({"n": 1})
@@ -197,7 +197,7 @@ def test_another_protocol_is_refused():
 @pytest.mark.parametrize(
     "header", [b"{", b"[1]", b"3", b"null", b'"x"', b"\xff\xfe", b"", b"[" * 200_000]
 )
-def test_a_header_that_is_no_object_is_refused(header):
+def test_header_that_is_not_an_object_is_refused(header):
     with pytest.raises(ProtocolError, match="header is not"):
         decode(FrameDecoder(), struct.pack(">II", len(header), 0) + header)
 

@@ -1,4 +1,4 @@
-"""A job's status before anything has been seen of it."""
+"""Status of a job before its first observation."""
 
 from __future__ import annotations
 

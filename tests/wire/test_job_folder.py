@@ -1,4 +1,4 @@
-"""A job's folder: which file lies where; a file is there whole or not at all."""
+"""Folder of a job: the location of each file, and atomic writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from windlass.wire.job_folder import JobFolder, write_atomically
 
 
 def test_the_names_are_frozen():
-    """Other versions, and people, look for these files."""
+    """Other versions and users look for these files."""
     folder = JobFolder(Path("/j"))
     assert [str(path.relative_to("/j")) for path in (
         folder.plan, folder.payload, folder.status, folder.reserve, folder.lead_lock,
@@ -30,7 +30,7 @@ def test_attempts_are_found_in_order(tmp_path):
     assert JobFolder(tmp_path / "nowhere").attempts() == []
 
 
-def test_a_file_is_replaced_whole(tmp_path):
+def test_file_is_replaced_atomically(tmp_path):
     path = tmp_path / "file"
     write_atomically(path, b"old")
     write_atomically(path, b"new ", b"and ", b"longer")
@@ -58,13 +58,13 @@ def test_a_folder_in_the_way(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_missing_folder(tmp_path):
     with pytest.raises(FileNotFoundError):
         write_atomically(tmp_path / "nowhere" / "file", b"new")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_readers_see_one_of_the_two(tmp_path):
+def test_readers_see_the_old_or_the_new_file(tmp_path):
     path = tmp_path / "file"
     contents = {b"a" * 100_000, b"b" * 70_000}
     write_atomically(path, b"a" * 100_000)

@@ -1,4 +1,4 @@
-"""Reading logs: whole, merged by time, or as they grow; what is malformed is skipped."""
+"""Log readers: complete, merged by time, or following. Malformed lines are skipped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def append(log, *records):
         file.writelines(records)
 
 
-def test_lines_are_seen_once_and_only_when_whole(log):
+def test_lines_are_read_once_and_only_when_complete(log):
     append(log, record("one"), record("two")[:-4])
     assert texts(log.read_new()) == ["one"]
     assert texts(log.read_new()) == []
@@ -43,7 +43,7 @@ def test_lines_are_seen_once_and_only_when_whole(log):
     assert texts(log.read_new()) == ["two", "three"]
 
 
-def test_a_file_that_is_not_there_yet(tmp_path):
+def test_file_that_does_not_exist_yet(tmp_path):
     log = RankLog(tmp_path / "later.log", 0, 0, 0)
     assert list(log.read_new()) == []
     append(log, record("now"))
@@ -65,7 +65,7 @@ def test_pieces_are_joined_and_streams_are_kept_apart(log):
     ]
 
 
-def test_what_never_ended_comes_last(log):
+def test_unterminated_lines_come_last(log):
     append(log, record("half a", tag=PART))
     assert list(log.read_new()) == []
     assert texts(log.read_rest()) == ["half a"]
@@ -152,7 +152,7 @@ def test_all_ranks_are_merged_by_time(job):
     ],
     ids=str,
 )
-def test_which_files_a_query_asks_for(job, query, expected):
+def test_files_that_a_query_reads(job, query, expected):
     assert [(log.attempt, log.rank) for log in find_logs(*job, query)] == expected
 
 
@@ -160,7 +160,7 @@ def test_grep_and_since(job):
     assert texts(LogFiles(*job, LogQuery(grep="r2 last", since_s=50)).read_all()) == ["a1 r2 last"]
 
 
-def test_following_picks_up_new_lines_and_new_attempts(job):
+def test_following_finds_new_lines_and_new_attempts(job):
     folder, plan = job
     files = LogFiles(folder, plan, LogQuery(rank=1))
     assert texts(files.read_new()) == ["a0 r1 first", "a0 r1 last", "a1 r1 first", "a1 r1 last"]

@@ -1,4 +1,4 @@
-"""Log records: their form on disk, and which lines a query wants."""
+"""Log records: their form on disk, and the lines that a query selects."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_blanks_of_a_line_are_kept():
         b"0001-01-01 stdout F text", b"12:00 stdout F text", b"2026-01-31T12:00:00 stdout F no time zone",
     ],
 )  # fmt: skip
-def test_what_is_no_record_is_skipped(line):
+def test_malformed_records_are_skipped(line):
     assert read_record(line) is None
 
 
@@ -79,5 +79,5 @@ def a_line(text="step 3 loss 0.5", at_s=10.0):
     ],
     ids=str,
 )
-def test_which_lines_are_wanted(query, wanted):
+def test_lines_selected_by_a_query(query, wanted):
     assert query.wants(a_line()) is wanted

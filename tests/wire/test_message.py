@@ -1,4 +1,4 @@
-"""Messages: what is said can be read, what is malformed is refused with a sentence that names the field."""
+"""Messages. They round-trip, and malformed ones are refused with a sentence that names the field."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ START = {"attempt": 1, "nodes": [0, 1], "address": "10.0.0.1", "port": 29500, "h
 REPORT = {"type": "report", "rank": 0, "attempt": 0, "at_s": 1.0}
 
 
-def travel(message):
-    """What arrives of a message at the other end of a link."""
+def round_trip(message):
+    """Return a message as it arrives at the other end of a connection."""
     [frame] = FrameDecoder().feed(render_frame(message))
     return type(message).read(frame.header)
 
@@ -71,11 +71,11 @@ def travel(message):
     ],
     ids=lambda message: message.kind,
 )
-def test_what_is_said_arrives(message):
-    assert travel(message) == message
+def test_messages_round_trip(message):
+    assert round_trip(message) == message
 
 
-def test_a_field_that_was_not_given_is_not_said_and_has_its_default():
+def test_omitted_field_is_not_sent_and_has_its_default():
     order = EndWorld(world=1, now=True, signal=9)
     assert order.to_header() == {"type": "stop", "world": 1, "now": True, "signal": 9}
     assert order.within_s is None
@@ -122,7 +122,7 @@ def test_a_missing_field_is_named(name):
         LEAD_TO_NODE.read({"type": "start", **header})
 
 
-def test_what_a_record_does_not_know_is_ignored():
+def test_unknown_fields_are_ignored():
     assert LEAD_TO_NODE.read({"type": "start", **START, "new": [1]}) == StartAttempt(**START)
 
 
@@ -130,7 +130,7 @@ def test_what_a_record_does_not_know_is_ignored():
     "header",
     [{}, {"type": "start"}, {"type": 3}, {"type": ["join"]}, {"type": "nonsense"}, [], None],
 )
-def test_what_a_node_has_no_business_to_say_is_refused(header):
+def test_message_that_a_node_may_not_send_is_refused(header):
     with pytest.raises(ProtocolError, match=r"the node may not send .* to the lead"):
         NODE_TO_LEAD.read(header)
 
@@ -197,7 +197,7 @@ EMPTY_CALL = {
     AskCall: {"id": "c.1", "profile": "p", "sizes": [1]},
 }
 ODD = [None, True, -1, 1 << 80, 1.5, float("nan"), "x", "returned", [], [1, 2], [-1], {}, {"a": 1}]
-FITTING = {  # which of ODD each type of field takes
+FITTING = {  # the values of ODD that each type of field accepts
     "str": ["x", "returned"],
     "bool": [True],
     "Count": [],

@@ -1,4 +1,4 @@
-"""Which node had which ranks in an attempt that lacked some of them."""
+"""Ranks of nodes in an attempt on fewer nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLAN = make_pod_plan(nodes=4, min_nodes=1, procs=2)
 
 
 @pytest.mark.parametrize("present", [[0], [0, 3], [0, 1, 2]])
-def test_a_world_comes_back_with_its_ranks(tmp_path, present):
+def test_world_round_trips_with_its_ranks(tmp_path, present):
     folder = JobFolder(tmp_path)
     folder.attempt(1).mkdir()
     world = PLAN.on_nodes(present)
@@ -28,5 +28,5 @@ def test_an_attempt_on_all_nodes_needs_no_file(tmp_path):
     assert read_world(JobFolder(tmp_path), PLAN, 0) == PLAN.nodes
 
 
-def test_clients_are_sent_it():
+def test_file_is_sent_to_clients():
     assert is_from_lead("attempt-3/world.json")

@@ -1,4 +1,4 @@
-"""Payloads: values in segments, large memory never inside the pickle."""
+"""Payloads: values in segments, with large memory outside the pickle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from windlass.errors import BundleError
 from windlass.wire import payloads
 
 
-def there_and_back(value):
+def round_trip(value):
     segments = payloads.pack(value, name="value")
     body = b"".join(bytes(segment) for segment in segments)
     return payloads.unpack(payloads.cut(bytearray(body), [len(segment) for segment in segments]))
@@ -34,7 +34,7 @@ def test_small_values_are_one_segment():
     ids=["plain", "transposed", "gaps", "empty", "text"],
 )
 def test_arrays(array):
-    found = there_and_back([array])[0]
+    found = round_trip([array])[0]
     assert found.dtype == array.dtype
     numpy.testing.assert_array_equal(found, array)
 
@@ -55,25 +55,25 @@ def test_arrays(array):
     ids=["plain", "grad", "transposed", "bf16", "bool", "scalar", "empty", "conj", "sparse"],
 )
 def test_tensors(tensor):
-    found = there_and_back({"t": tensor})["t"]
+    found = round_trip({"t": tensor})["t"]
     assert (found.dtype, found.shape, found.layout) == (tensor.dtype, tensor.shape, tensor.layout)
     assert found.requires_grad == tensor.requires_grad
     assert torch.equal(found.to_dense(), tensor.to_dense())
 
 
-def test_a_parameter_stays_one():
-    found = there_and_back(torch.nn.Linear(200, 200))
+def test_parameter_stays_a_parameter():
+    found = round_trip(torch.nn.Linear(200, 200))
     assert isinstance(found.weight, torch.nn.Parameter)
 
 
-def test_large_memory_is_beside_the_pickle():
+def test_large_memory_is_outside_the_pickle():
     array = numpy.zeros(1 << 20, dtype=numpy.uint8)
     segments = payloads.pack((array, torch.from_numpy(array)), name="value")
     assert len(bytes(segments[0])) < 2000
     assert sum(len(segment) for segment in segments[1:]) == 2 << 20
 
 
-def test_what_comes_can_be_written_to_and_the_file_stays_as_it_was(tmp_path):
+def test_loaded_values_are_writable_and_the_file_is_unchanged(tmp_path):
     segments = payloads.pack(numpy.zeros(1 << 20, dtype=numpy.uint8), name="value")
     path = payloads.write_file(str(tmp_path), segments)
     sizes = [len(segment) for segment in segments]
@@ -88,11 +88,11 @@ def test_a_file_is_for_its_owner_only(tmp_path):
     assert (tmp_path / path).stat().st_mode & 0o777 == 0o600
 
 
-def test_an_empty_file_is_nothing(tmp_path):
+def test_empty_file_is_refused(tmp_path):
     assert bytes(payloads.map_file(payloads.write_file(str(tmp_path), []))) == b""
 
 
-def test_what_cannot_travel_is_named():
+def test_values_that_cannot_be_pickled_are_named():
     with pytest.raises(BundleError, match="generator"):
         payloads.pack({"a": list("ab"), "b": (x for x in "ab")}, name="value")
 

@@ -1,4 +1,4 @@
-"""Values: what can travel does; what cannot is named by its path, with a reason."""
+"""Pickled values. Those that cannot be pickled are named by their path, with a reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Frozen:
 
 
 class Discreet(dict):
-    """It leaves its lock here, and takes what it holds along."""
+    """Omits its lock from the pickle, and keeps its items."""
 
     def __init__(self, **things):
         super().__init__(things)
@@ -59,26 +59,26 @@ class Box:
 
 
 def by_value(function):
-    """As a function of a notebook: it travels with what it uses."""
+    """Return a function that is pickled by value with everything it uses, as in a notebook."""
     function.__module__ = "__main__"
     return function
 
 
-def travels(value):
+def round_trip(value):
     return pickle.loads(pickling.dump(value, name="value"))
 
 
-def test_what_travels():
+def test_values_round_trip():
     offset = 5
-    assert travels(lambda x: x + offset)(1) == 6
-    assert travels(functools.partial(max, 3))(2) == 3
-    assert travels({"a": [1, (2, {3})]}) == {"a": [1, (2, {3})]}
-    assert travels(None) is None
+    assert round_trip(lambda x: x + offset)(1) == 6
+    assert round_trip(functools.partial(max, 3))(2) == 3
+    assert round_trip({"a": [1, (2, {3})]}) == {"a": [1, (2, {3})]}
+    assert round_trip(None) is None
 
     class Local:
         pass
 
-    assert travels(Local()).__class__.__name__ == "Local"
+    assert round_trip(Local()).__class__.__name__ == "Local"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_files_and_sockets(tmp_path):
         pickling.dump([sock], name="arguments")
 
 
-def test_what_a_function_uses():
+def test_globals_that_a_function_uses():
     lock = threading.Lock()
 
     @by_value
@@ -165,7 +165,7 @@ def test_a_function_that_closes_over_nothing_yet():
     assert function() == (later, lock)
 
 
-def test_what_is_nested_too_deeply_says_so():
+def test_deep_nesting_is_reported():
     deep: list = []
     for _ in range(100_000):
         deep = [deep]
@@ -173,7 +173,7 @@ def test_what_is_nested_too_deeply_says_so():
         pickling.dump(deep, name="result")
 
 
-def test_a_loop_of_things_that_cannot_travel_ends():
+def test_cycle_of_unpicklable_values_ends():
     ring = Box(lock=None)
     ring.self = ring
     ring.other = Box(ring=ring, lock=threading.Lock())
@@ -202,7 +202,7 @@ class Counted(Exception):
 
 
 @pytest.mark.parametrize("dump", [pickling.dump, payloads.pack], ids=["result", "payload"])
-def test_exceptions_are_what_they_were_whatever_their_constructors_want(dump):
+def test_exceptions_round_trip_with_any_constructor(dump):
     def again(error):
         found = dump({"error": error}, name="exception")
         return pickle.loads(found if isinstance(found, bytes) else found[0])["error"]
@@ -217,7 +217,7 @@ def test_exceptions_are_what_they_were_whatever_their_constructors_want(dump):
     assert again(SystemExit(7)).code == 7
     assert again(FileNotFoundError(2, "gone", "f")).filename == "f"
     assert again(KeyError("k")).args == ("k",)
-    assert again(Counted("own", 1)).count == 2  # it says itself how it travels
+    assert again(Counted("own", 1)).count == 2  # it defines its own pickling
     if sys.version_info >= (3, 11):
         group = again(builtins.ExceptionGroup("two", [Demanding("a", code=1), OSError(2, "b")]))
         assert [type(each) for each in group.exceptions] == [Demanding, FileNotFoundError]
@@ -234,21 +234,21 @@ def test_a_class_that_refuses():
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_tensors_of_the_cpu_travel_as_they_are():
+def test_cpu_tensors_round_trip_unchanged():
     tensor = torch.arange(4.0, requires_grad=True)
-    [back] = travels([tensor])
+    [back] = round_trip([tensor])
     assert torch.equal(back, tensor)
     assert back.requires_grad
     parameter = torch.nn.Parameter(torch.ones(2))
-    assert isinstance(travels(parameter), torch.nn.Parameter)
+    assert isinstance(round_trip(parameter), torch.nn.Parameter)
     model = torch.nn.Linear(2, 3)
-    again = travels(model)
+    again = round_trip(model)
     assert [type(p) for p in again.parameters()] == [torch.nn.Parameter] * 2
     assert torch.equal(again.weight, model.weight)
 
 
-def test_tensors_without_storage_travel():
-    assert travels(torch.empty(3, device="meta")).device.type == "meta"
+def test_tensors_without_storage_round_trip():
+    assert round_trip(torch.empty(3, device="meta")).device.type == "meta"
 
 
 def test_pickling_does_not_import_torch():
@@ -262,7 +262,7 @@ def test_pickling_does_not_import_torch():
     assert answer.stdout.strip() == "False"
 
 
-def test_bytes_are_those_of_cloudpickle():
+def test_bytes_equal_those_of_cloudpickle():
     import cloudpickle
 
     buffer = io.BytesIO(pickling.dump({"a": 1}, name="x"))

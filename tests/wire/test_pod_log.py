@@ -1,4 +1,4 @@
-"""Ranks' lines in a pod's own log: written for people, and read back with their rank, attempt and time."""
+"""Lines of ranks in a pod's log. They are readable, and parsed back with rank, attempt and time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from windlass.wire.log_lines import (
 
 WHEN = b"2026-01-31T12:00:00.123456789Z"
 WHEN_S = datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=timezone.utc).timestamp()
-# what a rank's log file may hold: anything but what ends a line or draws over it
+# A rank's log file may hold anything except line ends and carriage returns.
 TEXT = st.binary(max_size=80).map(lambda data: data.replace(b"\n", b"").replace(b"\r", b""))
 
 
@@ -30,11 +30,11 @@ def make_record(data, tag=FULL, stream="stdout", at_s=0.0):
 
 
 def stamp(lines, when=WHEN):
-    """As the API server gives a log with times."""
+    """Add times to lines, as the API server does."""
     return b"".join(when + b" " + line + b"\n" for line in lines.split(b"\n")[:-1])
 
 
-def test_how_lines_look():
+def test_form_of_lines():
     records = make_record(b"step 7", stream="stderr") + make_record(b"")
     assert render_pod_lines(records, rank=3, attempt=0) == b"[rank 3, stderr] step 7\n[rank 3] \n"
     assert render_pod_lines(records, rank=3, attempt=1) == (
@@ -42,14 +42,14 @@ def test_how_lines_look():
     )
 
 
-def test_what_a_framework_prints_on_a_node_is_told_from_ranks():
+def test_framework_output_is_distinguished_from_that_of_ranks():
     lines = render_pod_lines(make_record(b"hello"), rank=number_node(1), attempt=0)
     assert lines == b"[node 1] hello\n"
     [(rank, attempt, record)] = read_pod_log(stamp(lines))
     assert (rank, attempt, record.endswith(b"stdout F hello\n")) == (number_node(1), 0, True)
 
 
-def test_drawings_of_progress_bars_and_broken_records_are_left_out():
+def test_progress_bars_and_malformed_records_are_skipped():
     records = make_record(b" 10%", REPLACED) + b"half a rec\n" + make_record(b"100%") + b"\n"
     assert render_pod_lines(records, rank=0, attempt=0) == b"[rank 0] 100%\n"
     assert render_pod_lines(b"", rank=0, attempt=0) == b""
@@ -63,7 +63,7 @@ def test_drawings_of_progress_bars_and_broken_records_are_left_out():
     tag=st.sampled_from([FULL, PART]),
     stream=st.sampled_from(["stdout", "stderr"]),
 )
-def test_every_line_comes_back(lines, rank, attempt, tag, stream):
+def test_every_line_round_trips(lines, rank, attempt, tag, stream):
     records = b"".join(make_record(line, tag, stream) for line in lines)
     found = list(read_pod_log(stamp(render_pod_lines(records, rank=rank, attempt=attempt))))
     assert [(r, a) for r, a, _ in found] == [(rank, attempt)] * len(lines)
@@ -72,7 +72,7 @@ def test_every_line_comes_back(lines, rank, attempt, tag, stream):
     assert {record.at_s for record in read} <= {WHEN_S}
 
 
-def test_a_rank_cannot_speak_for_another():
+def test_rank_cannot_forge_lines_of_another():
     said = stamp(render_pod_lines(make_record(b"[rank 7, attempt 2] fake"), rank=0, attempt=0))
     [(rank, attempt, record)] = read_pod_log(said)
     assert (rank, attempt, read_record(record).data) == (0, 0, b"[rank 7, attempt 2] fake")
@@ -108,7 +108,7 @@ def test_times_of_container_runtimes(when, micros):
         b"2026-01-31T12:00:00 [rank 0] a time of no place",
     ],
 )
-def test_other_lines_are_passed_over(line):
+def test_other_lines_are_skipped(line):
     assert list(read_pod_log(line + b"\n" + stamp(b"[rank 1] yes\n"))) == [
         (1, 0, render_prefix(WHEN_S, "stdout", FULL) + b"yes\n")
     ]

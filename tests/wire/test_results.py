@@ -1,4 +1,4 @@
-"""Result files: one line that anyone may read, then bytes that only a client unpickles."""
+"""Result files: one line that any reader parses, then bytes that only a client unpickles."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_a_payload_may_hold_anything(tmp_path):
     assert read_result(path) == (HEADER, b'\n{"not": "a header"}\n\x80\x04')
 
 
-def test_no_file_is_no_result(tmp_path):
+def test_missing_file_is_no_result(tmp_path):
     assert read_header(tmp_path / "none") is None
     assert read_result(tmp_path / "none") is None
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04\x95", b"{", b"[]\n", b"{}\n", b"null\n"])
-def test_what_is_no_result_file_is_refused(tmp_path, content):
+def test_malformed_result_file_is_refused(tmp_path, content):
     path = tmp_path / "result"
     path.write_bytes(content)
     for read in (read_header, read_result):
@@ -72,11 +72,11 @@ def test_an_error_reads_as_python_prints_it(error, text):
         ("raised", True), ("exited", True), ("killed", True), ("lost", True),
     ],
 )  # fmt: skip
-def test_which_ends_are_failures(state, is_failure):
+def test_outcomes_that_are_failures(state, is_failure):
     assert Outcome(rank=0, attempt=0, state=state, at_s=0).is_failure is is_failure
 
 
-def test_an_outcome_says_what_the_header_says():
+def test_outcome_matches_the_header():
     error = ErrorInfo(type="builtins.SystemExit", message="3")
     header = ResultHeader(rank=2, attempt=1, state="exited", at_s=7.0, error=error, exit_code=3)
     assert header.outcome() == Outcome(

@@ -1,4 +1,4 @@
-"""Status: phases, reasons and counts as programs read them."""
+"""Status: phases, reasons and counts for programs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from windlass.wire.status import (
 )
 
 
-def test_the_words_are_frozen():
-    """Scripts match on these."""
+def test_values_are_frozen():
+    """Scripts match on these values."""
     assert [phase.value for phase in Phase] == [
         "pending", "starting", "running", "stopping", "succeeded", "failed", "cancelled", "ended",
     ]  # fmt: skip
@@ -31,7 +31,7 @@ def test_the_words_are_frozen():
     ]  # fmt: skip
 
 
-def test_which_phases_are_final():
+def test_final_phases():
     assert [phase.value for phase in Phase if phase.is_final] == [
         "succeeded",
         "failed",
@@ -55,7 +55,7 @@ def test_a_status_of_a_newer_writer_is_read():
     assert records.read(JobStatus, data) == status
 
 
-def test_where():
+def test_location():
     verdict = Verdict(kind=FailureKind.USER_ERROR, message="m", file="/a.py", line=3)
     assert verdict.where == "/a.py:3"
     assert Verdict(kind=FailureKind.TIMEOUT, message="m").where == ""
@@ -79,7 +79,7 @@ def test_the_reason_of_a_verdict_follows_from_it(kind, rank, reason):
     assert Verdict(kind=kind, message="m", rank=rank).reason == reason
 
 
-def test_the_hint_of_a_condition_is_its_own():
+def test_condition_keeps_its_hint():
     condition = Condition(type="blocker", reason="R", message="a -> b", hint="do", since_s=1.0)
     again = records.read(Condition, json.loads(json.dumps(records.to_json(condition))))
     assert (again.message, again.hint, again.text) == ("a -> b", "do", "a -> b -> do")

@@ -1,6 +1,6 @@
-"""Tensors of every kind, by both ways: whole, as results of jobs travel, and in segments, as those of calls.
+"""Tensors of every kind in both formats: one pickle, as for results of jobs, and segments, as for calls.
 
-What they become is the same. Devices: `meta` everywhere, a GPU where there is one.
+Both give equal tensors. The devices are `meta`, and a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ GPU = pytest.param(
     "cuda",
     marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no GPU here"),
 )
-LARGE = 100_000  # elements: more than is worth a buffer of its own
+LARGE = 100_000  # number of elements, large enough for a separate buffer
 
 
-def whole(value):
+def in_one_pickle(value):
     return pickle.loads(pickling.dump(value, name="value"))
 
 
@@ -31,17 +31,17 @@ def in_segments(value):
     return payloads.unpack(payloads.cut(bytearray(body), [len(segment) for segment in segments]))
 
 
-@pytest.fixture(params=[whole, in_segments])
-def travels(request):
+@pytest.fixture(params=[in_one_pickle, in_segments])
+def round_trip(request):
     return request.param
 
 
 class Marked(torch.Tensor):
-    """A subclass that keeps itself through torch's functions."""
+    """Subclass that torch's functions preserve."""
 
 
 class Unmarked(torch.Tensor):
-    """A subclass whose results are plain tensors."""
+    """Subclass for which torch's functions return plain tensors."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -88,10 +88,10 @@ KINDS = {
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_on_the_cpu_and_else_what_it_was(kind, device, travels):
+def test_tensor_is_on_the_cpu_and_otherwise_unchanged(kind, device, round_trip):
     made = KINDS[kind]()
     tensor = make_on(device, made)
-    [back] = travels([tensor])
+    [back] = round_trip([tensor])
     assert back.device.type == "cpu"
     assert (type(back), back.dtype, back.shape) == (type(made), made.dtype, made.shape)
     assert (back.layout, back.requires_grad) == (made.layout, made.requires_grad)
@@ -117,17 +117,17 @@ def make_on(device, made):
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_quantized_ones(device, travels):
+def test_quantized_tensors(device, round_trip):
     tensor = torch.quantize_per_tensor(torch.arange(float(LARGE)), 0.5, 1, torch.quint8)
-    [back] = travels([tensor.to(device)])
+    [back] = round_trip([tensor.to(device)])
     assert (back.device.type, back.is_quantized, back.q_scale()) == ("cpu", True, 0.5)
     assert torch.equal(back.dequantize(), tensor.dequantize())
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_ones(travels):
+def test_nested_tensors(round_trip):
     parts = [torch.ones(LARGE), torch.zeros(3)]
-    back = travels(torch.nested.nested_tensor(parts))
+    back = round_trip(torch.nested.nested_tensor(parts))
     assert [torch.equal(one, part) for one, part in zip(back.unbind(), parts, strict=True)] == [
         True,
         True,
@@ -143,41 +143,41 @@ def test_nested_ones(travels):
     ],
     ids=["plain", "parameter", "subclass"],
 )
-def test_those_without_memory_stay_without(kind, travels):
+def test_tensors_without_memory_stay_so(kind, round_trip):
     made = kind()
-    back = travels(made)
+    back = round_trip(made)
     assert (back.device.type, type(back), back.shape) == ("meta", type(made), made.shape)
     assert back.requires_grad
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
-def test_what_does_not_know_its_shape_yet(travels):
+def test_uninitialised_parameters(round_trip):
     assert isinstance(
-        travels(torch.nn.LazyLinear(3)).weight, torch.nn.parameter.UninitializedParameter
+        round_trip(torch.nn.LazyLinear(3)).weight, torch.nn.parameter.UninitializedParameter
     )
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
-def test_a_part_leaves_the_rest_at_home(device):
+def test_slice_is_sent_without_the_rest(device):
     part = torch.zeros(1 << 20, device=device)[:3]
     assert len(pickling.dump(part, name="value")) < 2000
     assert sum(len(segment) for segment in payloads.pack(part, name="value")) < 2000
 
 
-def test_what_came_can_be_written_to(travels):
-    back = travels(torch.zeros(LARGE))
+def test_loaded_tensors_are_writable(round_trip):
+    back = round_trip(torch.zeros(LARGE))
     back += 1
     assert back.sum() == LARGE
 
 
-def test_one_tensor_stays_one(travels):
+def test_shared_tensor_stays_shared(round_trip):
     tensor = torch.zeros(LARGE)
-    first, second = travels([tensor, tensor])
+    first, second = round_trip([tensor, tensor])
     assert first is second
 
 
 @pytest.mark.parametrize("way", ["pickling.dump(t, name='t')", "payloads.pack(t, name='t')[0]"])
-def test_large_ones_travel_where_there_is_no_numpy(way):
+def test_large_tensors_are_sent_without_numpy(way):
     code = (
         "import sys; sys.modules['numpy'] = None; import pickle, torch, warnings; "
         "from windlass.wire import payloads, pickling; t = torch.arange(100_000); "
