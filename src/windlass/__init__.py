@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from windlass.names import VERSION
 
-TYPE_CHECKING = False  # typing's own, without importing typing
+TYPE_CHECKING = False  # type checkers treat this as typing.TYPE_CHECKING, without the import
 
 __version__ = VERSION
 

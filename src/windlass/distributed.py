@@ -35,7 +35,7 @@ def pod_ips(quorum_workers: int | None = None, quorum_timeout: float = 60.0) -> 
             f"quorum_workers must be 1 to {len(indexes)}, the number of nodes, not {wanted}",
             hint="leave it out to wait for all nodes",
         )
-    if names.POD_IP not in os.environ:  # all nodes run on this machine
+    if names.POD_IP not in os.environ:  # not in a pod, so all nodes run on this machine
         return [_LOOPBACK] * len(indexes)
     return _resolve(indexes, wanted, quorum_timeout)
 

@@ -2,7 +2,7 @@
 
     WindlassError
       SpecError         the request is invalid
-        BundleError       files or objects cannot or must not travel
+        BundleError       files or objects cannot or must not be sent to nodes
       JobError          the user's code ran and failed
         RankFailed        a rank was killed, exited early, or raised an error that cannot be rebuilt
         RemoteError       a value or an exception cannot be rebuilt in this process
@@ -14,7 +14,7 @@
         EngineMissing     the cluster lacks an operator or version
         JobNotFound       the job is unknown here
         WaitTimeout       the wait ended before the job
-        KeysReplaced      the job has other keys than those kept here
+        KeysReplaced      the job's keys differ from those stored on this machine
         ProtocolError     a peer uses another protocol or version
 
 `hint` is the next action. `retryable` is True if the same call may succeed later. Every module imports this
@@ -58,7 +58,7 @@ class SpecError(WindlassError):
 
 
 class BundleError(SpecError):
-    """Files or objects cannot or must not travel."""
+    """Files or objects cannot or must not be sent to nodes."""
 
 
 class JobError(WindlassError):
@@ -84,7 +84,7 @@ class JobCancelled(JobError):
 
 
 class StepFailed(JobError):
-    """A step of an image (pip_install, run) failed on a node. It runs again next time."""
+    """A step of an image (pip_install, run) failed on a node. The next call runs the step again."""
 
 
 class NodeLost(WindlassError):
@@ -115,7 +115,7 @@ class WaitTimeout(EngineError):
 
 
 class KeysReplaced(EngineError):
-    """The keys of a job that was submitted from here have been replaced."""
+    """The keys of a job that was submitted from this machine have been replaced."""
 
 
 class ProtocolError(EngineError):

@@ -1,9 +1,9 @@
-"""Exit handler that waits for torch's threads that exchange tensors.
+"""Exit handler that waits for torch's tensor-exchange threads.
 
 A gloo collective returns to its caller as soon as the values have arrived. The thread that ran it releases
-the tensor a moment later, which needs the interpreter. On a busy machine the interpreter may already be
-shutting down. It then ends that thread inside C++ code: "terminate called without an active exception",
-SIGABRT, and a rank that finished its work counts as failed.
+the tensor a moment later, and needs the interpreter for that. On a busy machine the interpreter may already
+be shutting down. It then kills that thread inside C++ code: "terminate called without an active exception".
+The process ends with SIGABRT, and a rank that finished its work counts as failed.
 
 The exit handler therefore waits until these threads are idle. A thread that waits inside a collective for
 absent peers counts as idle. This module runs in users' processes, so it uses only the standard library.
@@ -18,29 +18,30 @@ import threading
 import time
 from collections.abc import Iterator
 
-_TASKS = "/proc/self/task"  # only on Linux, other systems do not wait
+_TASKS = "/proc/self/task"  # exists only on Linux, so other systems do not wait
 _NAME = b"(pt_gloo_runloop"  # torch's name for these threads
 _NAMED_SINCE = (2, 11)
-_AT_WORK = (b"R", b"D")  # running or runnable, waiting for a disk
+_BUSY_STATES = (b"R", b"D")  # running or runnable, and waiting for a disk
 _LIMIT_S = 30.0
-_UNNAMED_LIMIT_S = 2.0  # short, because other threads that spin while idle may be among them
+_UNNAMED_LIMIT_S = 2.0  # short, because unrelated threads that spin while idle may be included
 _FIRST_S, _LONGEST_S = 0.0005, 0.01
 
 
 def wait_for_exchange_threads() -> None:
-    """Wait until all such threads were idle twice in a row. Return immediately if there are none."""
+    """Wait until all exchange threads were idle twice in a row. Return immediately if there are none."""
     version = _read_torch_version()
     if version is None:
         return
     is_named = version >= _NAMED_SINCE
     until_s = time.monotonic() + (_LIMIT_S if is_named else _UNNAMED_LIMIT_S)
-    num_rests, pause_s = 0, _FIRST_S
-    while num_rests < 2 and time.monotonic() < until_s:
+    num_idle_checks, pause_s = 0, _FIRST_S
+    while num_idle_checks < 2 and time.monotonic() < until_s:
         states = list(_read_states(is_named=is_named))
         if not states:
             return
         # An idle thread may be waiting for the interpreter, which it can get during this sleep.
-        num_rests = 0 if any(state in _AT_WORK for state in states) else num_rests + 1
+        is_busy = any(state in _BUSY_STATES for state in states)
+        num_idle_checks = 0 if is_busy else num_idle_checks + 1
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_S)
 
@@ -55,9 +56,9 @@ def _read_torch_version() -> tuple[int, ...] | None:
 
 
 def _read_states(*, is_named: bool) -> Iterator[bytes]:
-    """Yield the system's state letter of each thread.
+    """Yield the state letter of each exchange thread, as /proc reports it.
 
-    If torch does not name its threads, include all threads that Python does not know.
+    If this torch does not name its threads, include all threads that Python did not start.
     """
     known = {str(thread.native_id) for thread in threading.enumerate()}
     try:

@@ -53,9 +53,9 @@ CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 JOB_ID = "WINDLASS_JOB_ID"  # also identifies stray processes of Windlass
 JOB_NAME = "WINDLASS_JOB_NAME"
 NODE_NAME = "WINDLASS_NODE_NAME"
-MONARCH_WORKERS = "WINDLASS_MONARCH_WORKERS"  # addresses of a mesh's hosts, separated by blanks
+MONARCH_WORKERS = "WINDLASS_MONARCH_WORKERS"  # addresses of a mesh's hosts, separated by spaces
 NODE_INDEXES = "WINDLASS_NODE_INDEXES"  # nodes of this attempt: their number, or a list
-STEPS = "WINDLASS_STEPS"  # of a job's image, as JSON
+STEPS = "WINDLASS_STEPS"  # steps of a job's image, as JSON
 VOLUME = "WINDLASS_VOLUME_"  # prefix of a volume's name, with its mount path as value
 ATTEMPT = "WINDLASS_ATTEMPT"
 GRACE = "WINDLASS_GRACE"  # seconds between SIGTERM and SIGKILL
@@ -66,7 +66,7 @@ OUT_FOLDER = "out"  # default output folder, inside the job's folder
 REPORT_SOCKET = "WINDLASS_REPORT_SOCKET"
 STORE = "WINDLASS_STORE"  # path prefix of the rendezvous files for ranks of one machine
 
-# Folder for snapshots of imports. Empty if none are kept.
+# Folder for snapshots of imports. Empty to keep none.
 IMPORT_CACHE = "WINDLASS_IMPORT_CACHE"
 
 # Modules do not read these variables during import, so a fork server may receive them later.
@@ -81,27 +81,27 @@ LABEL_NAME = "windlass.dev/name"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_APP = "app.kubernetes.io/name"
 LABEL_MESH = "monarch.pytorch.org/mesh-name"
-LABEL_FIRST_INDEX = "windlass.dev/first-index"  # set if the pods' object does not count from node 0
+LABEL_FIRST_INDEX = "windlass.dev/first-index"  # set if the object's first pod is not node 0
 LABEL_MAIN = "windlass.dev/main"  # UID of the main object, if another object owns the pods
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 ANNOTATION_VERSION = "windlass.dev/version"
 ANNOTATION_SUBMIT = "windlass.dev/submit"  # identifies the submit that made an incomplete object
 ANNOTATION_WORK = "windlass.dev/work"
-# Unix time until which a compute that never started stays.
+# Unix time until which a compute that has not started is kept.
 ANNOTATION_KEEP_PLACE = "windlass.dev/keep-place-until"
 ANNOTATION_SIZE = "windlass.dev/pod-size"  # resources of the pods of a separate workers object
 ANNOTATION_TTL = "windlass.dev/ttl-s"  # set if the cluster does not delete ended objects itself
-ANNOTATION_CONTAINER = "kubectl.kubernetes.io/default-container"  # if it is not named CONTAINER
+ANNOTATION_CONTAINER = "kubectl.kubernetes.io/default-container"  # set if it is not named CONTAINER
 
 # Environment of a pod's agent.
 POD_IP = "WINDLASS_POD_IP"
 POD_NAME = "WINDLASS_POD_NAME"
 POD_UID = "WINDLASS_POD_UID"
 K8S_NODE = "WINDLASS_K8S_NODE"
-NODE_FAILURES = "WINDLASS_NODE_FAILURES"  # number of pods of this index that were lost before
+NODE_FAILURES = "WINDLASS_NODE_FAILURES"  # number of earlier pods of this index that were lost
 POD_HOSTS = "WINDLASS_POD_HOSTS"  # host names of pods, if they differ from POD_HOST
-LEAD = "WINDLASS_LEAD"  # the Service that has an address before any pod runs
-# The node's index, if the pod does not show it. A number, or "from-lead" if the lead assigns it.
+LEAD = "WINDLASS_LEAD"  # name of the lead's Service, which has an address before any pod runs
+# The node's index, if no pod field has it. A number, or "from-lead" if the lead assigns it.
 NODE_INDEX = "WINDLASS_NODE_INDEX"
 INDEX_FROM_LEAD = "from-lead"
 
@@ -110,12 +110,12 @@ NUM_NODES = "WINDLASS_NUM_NODES"
 # "1" if the containers of this pod restart whenever they exit.
 ENV_STAYS_UP = "WINDLASS_STAYS_UP"
 
-# "1" if the controller of these pods reads their exit codes. "lead" if it also ends all pods at the first
-# failure code. Then only node 0 exits with that code, after all other nodes have ended.
+# "1" if the pods' controller reads their exit codes. "lead" if it also ends all pods when one exits with
+# the failure code. In that case only node 0 exits with it, after all other nodes have ended.
 ENV_TELLS_FAILURE = "WINDLASS_TELLS_FAILURE"
 TELLS_BY_LEAD = "lead"
 
-# Names of variables, separated by commas, that the controller of the pods sets and ranks must not see.
+# Comma-separated names of variables that the pods' controller sets and that ranks must not see.
 ENV_FORGET = "WINDLASS_FORGET"
 
 # Default host name of node INDEX of a job inside the cluster.
@@ -123,7 +123,7 @@ POD_HOST = "{job_id}-{index}.{job_id}-headless"
 # Object of all nodes but the first, if they have a separate one. It counts them from 0.
 WORKERS = "{job_id}-workers"
 
-# Places in a pod.
+# Paths and ports in a pod.
 CONTAINER = "windlass"
 SECRET_FOLDER = "/windlass/secret"  # noqa: S105
 JOB_FOLDER = "/windlass/job"
@@ -131,7 +131,7 @@ CODE_FOLDER = "/windlass/job/code"
 HOME_FOLDER = "/windlass/job/home"
 PARTS_FOLDER = "/windlass/parts"  # pieces of the files in FILES_FOLDER
 FILES_FOLDER = "/windlass/job/files"
-POD_OUT = "/out"  # ranks write their output here, if pods mount it
+POD_OUT = "/out"  # output folder of ranks, if pods mount a volume there
 AGENT_FILE = "agent.pyz"
 TRAIN_FILE = "train.pyz"
 CLIENT_FILES = ("client.key", "client.crt")  # in the Secret, but in no pod
@@ -139,7 +139,7 @@ AGENT_PORT = 29400
 MONARCH_PORT = 26600  # of Monarch's workers in pods, where Monarch's clients expect them
 POD_MASTER_PORT = 29500  # rendezvous port of ranks in pods, if it is free
 
-# Exit code of a pod's agent that was asked to stop, like that of a process ended by SIGTERM.
+# Exit code of a pod's agent that was asked to stop: that of a process ended by SIGTERM.
 EXIT_TOLD_TO_STOP = 143
 # Exit code of an agent whose job failed, if `ENV_TELLS_FAILURE` is set. Otherwise it exits with 0.
 EXIT_FAILED_WORK = 100
@@ -147,7 +147,7 @@ EXIT_FAILED_WORK = 100
 # Pattern of a DNS label, which a name in a cluster must match.
 DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
-# How long an attempt or a call waits for all of its nodes if fewer are enough.
+# Seconds that an attempt or a call waits for all of its nodes if fewer are enough.
 FEWER_AFTER_S = 30.0
 
 # Exit codes of the command line.
@@ -187,7 +187,7 @@ REASON_FORK_SERVER_DIED = "ForkServerDied"
 REASON_FORK_UNSAFE = "ForkUnsafe"
 REASON_CLUSTER_NODE_LOST = "ClusterNodeLost"  # of a framework with processes on all nodes
 REASON_CLUSTER_NOTE = "ClusterNote"
-REASON_PORT = "PortElsewhere"  # a usual port of node 0 has moved: `port N`, and its address
+REASON_PORT = "PortElsewhere"  # a well-known port of node 0 has moved: `port N`, and its address
 REASON_LOG_TRUNCATED = "LogTruncated"
 REASON_RESULT_MISSING = "ResultMissing"
 REASON_OUTCOME_UNKNOWN = "OutcomeUnknown"
@@ -213,9 +213,9 @@ MAX_HEADER_BYTES = 1 << 20
 MAX_BODY_BYTES = 256 << 20
 MAX_DATAGRAM_BYTES = 60_000
 MAX_ATTEMPTS = 1_000_000_000
-MAX_RANKS = 100_000  # of one job, and a status with more is rejected
+MAX_RANKS = 100_000  # per job. A status with more is rejected.
 PART_BYTES = 4 << 20
-# Of all ranks of a job in all attempts, so that endless output cannot fill the disk.
+# Total for all ranks and attempts of a job, so that endless output cannot fill the disk.
 MAX_LOG_BYTES = 8 << 30
 MIN_FREE_BYTES = 1 << 30  # logs stop when their disk has less free space, or less than 5 %
 MAX_LOG_RECORD_BYTES = 16 << 10

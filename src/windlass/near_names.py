@@ -1,7 +1,7 @@
 """Suggestions for misspelled names in the hints of errors: "did you mean nodes?".
 
-Every error about an unknown name takes its hint from here, so that all of them read alike. This module
-performs no I/O.
+Every error about an unknown name gets its hint from this module, so that all hints read alike. Performs no
+I/O.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ ALIKE = 0.6  # minimum similarity of a suggestion, from 0 to 1
 
 
 def nearest(name: str, known: Iterable[str], *, alike: float = ALIKE) -> str:
-    """Return the known name that is most similar to `name`, or an empty text if none is."""
+    """Return the known name that is most similar to `name`, or an empty string if none is similar."""
     from difflib import get_close_matches  # imported here, because only errors need it
 
     return next(iter(get_close_matches(name, known, n=1, cutoff=alike)), "")

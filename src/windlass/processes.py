@@ -1,6 +1,6 @@
-"""Processes of this machine: their parents and descendants, and functions to end them all.
+"""Processes of this machine: functions that find a process's descendants and kill them.
 
-Uses only the kernel's tools: subreaper, parent-death signal and /proc. Systems without them (macOS) use
+Uses only kernel features: subreaper, parent-death signal and /proc. Systems without them (macOS) use
 process groups. This module knows nothing about ranks or jobs.
 """
 
@@ -28,13 +28,13 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def become_subreaper() -> bool:
-    """Make orphaned grandchildren children of this process instead of init. Return whether it worked."""
+    """Adopt orphaned grandchildren in place of init. Return whether the system supports that."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 @contextlib.contextmanager
 def not_reaping() -> Iterator[None]:
-    """Let grandchildren that are orphaned now become children of init. Use only briefly, in a subreaper."""
+    """Let init adopt newly orphaned grandchildren for now. Use only briefly, in a subreaper."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 0)
     try:
         yield
@@ -43,7 +43,7 @@ def not_reaping() -> Iterator[None]:
 
 
 def die_with_parent(parent: int, signum: int) -> None:
-    """Receive `signum` when `parent` ends for any reason."""
+    """Ask the kernel to send this process `signum` when `parent` ends for any reason."""
     _prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:  # the parent ended before the call above
         os.kill(os.getpid(), signum)
@@ -69,7 +69,7 @@ def read_parents() -> dict[int, int]:
         if not entry.isdigit():
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name in brackets may contain brackets and blanks, so fields start after the last bracket.
+            # The name in brackets may contain brackets and spaces, so fields start after the last bracket.
             fields = _read(f"/proc/{entry}/stat").rpartition(b")")[2].split()
             if fields[0] != b"Z":
                 parents[int(entry)] = int(fields[1])
@@ -136,7 +136,7 @@ def kill_descendants(root: int, *, spare: frozenset[int] = frozenset()) -> int:
 
 
 def read_oom_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory since boot."""
+    """Return how many processes the kernel's OOM killer has killed since boot."""
     try:
         for line in _read("/proc/vmstat").splitlines():
             if line.startswith(b"oom_kill "):

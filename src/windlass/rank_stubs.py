@@ -1,8 +1,8 @@
 """Stubs for the client's public names inside a rank, where the user's module is imported again.
 
-There, `@wl.compute(...)` must return the function unchanged. `vol = wl.Volume(...)` must work although the
-agent's archive, which may be all that is installed, contains no client. This module imports only the standard
-library and starts nothing.
+Inside a rank, `@wl.compute(...)` must return the function unchanged, and `vol = wl.Volume(...)` must work.
+The agent's archive may be all that is installed, and it contains no client. This module imports only the
+standard library and starts nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def decorate(target: Any = None, /, *_args: Any, **_keywords: Any) -> Any:
 
 
 def leave_plain(target: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the target itself, and set its `.local` if it has none: clients have that attribute too."""
+    """Return the target itself. Add the attribute `.local`, which it also has in clients."""
     if not hasattr(target, "local"):
         target.local = target  # type: ignore[attr-defined]
     return target
@@ -65,7 +65,7 @@ class Plain:
 class Record:
     """Stub for a compute, image, secret, volume or app.
 
-    Keywords that it was given can be read back as attributes. Every other attribute is the stub itself.
+    Keyword arguments can be read back as attributes. Every other attribute is the stub itself.
     """
 
     def __init__(self, name: str, known: Mapping[str, Any] | None = None) -> None:

@@ -1,7 +1,7 @@
 """JSON of records: one function writes it, and one table of checks reads it.
 
-A record is a frozen dataclass or a `wire.message.Message`. Its fields are its annotations, read as text, so
-its module needs `from __future__ import annotations`. The checks of a class are made on first use.
+A record is a frozen dataclass or a `wire.message.Message`. Its annotations, read as text, define its fields.
+Its module therefore needs `from __future__ import annotations`. The checks of a class are made on first use.
 
 Rules for both:
 - Unknown keys are ignored, so that data of newer versions can be read. A field without a default is required.
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
     Check = Callable[[Any], Any]  # returns the value for the field, or raises Unfit
-    TypedCheck = tuple[type | None, Check]  # a value of exactly this type needs no check
+    TypedCheck = tuple[type | None, Check]  # a value of exactly this type skips the check
     Field = tuple[str, type | None, Check, bool]  # name, TypedCheck, whether it has a default
     Fields = tuple[Field, ...]
 
@@ -94,11 +94,11 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in value]
     if isinstance(value, (str, int)):
         return value
-    raise TypeError(f"{value!r:.80} has no form in JSON")
+    raise TypeError(f"{value!r:.80} cannot be written as JSON")
 
 
 def _open(value: Any) -> Any:
-    """Return the next level of what the encoder does not know."""
+    """Return an unknown value's next level in plain form, for the JSON encoder."""
     return value.given_fields() if hasattr(value, "given_fields") else to_json(value)
 
 
@@ -153,7 +153,7 @@ def read(cls: type[T], data: Any) -> T:
     try:
         target: Any = cls
         built: T = _class_check(target)(data)
-    except (TypeError, ValueError) as error:  # the class itself raises TypeError
+    except (TypeError, ValueError) as error:  # TypeError is raised by the class itself
         path = getattr(error, "path", "")
         raise ProtocolError(
             f"cannot read {getattr(cls, '__name__', cls)}: {f'{path}: ' if path else ''}{error}",

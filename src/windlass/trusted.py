@@ -1,6 +1,7 @@
 """Ownership checks for folders, files and socket peers on machines with several users.
 
-Callers check a place here before they read byte code, pickles or settings from it. There are two kinds:
+Callers check a folder or file here before they read byte code, pickles or settings from it. There are two
+kinds of folders:
 
 - A private folder lies in a folder that all users may write to, such as /tmp. It must belong to this user,
   must be closed to all others, and must not be a link.
@@ -60,10 +61,11 @@ def make_own(
     below: str | os.PathLike[str] | None = None,
     is_new: bool = False,
 ) -> None:
-    """Make one of the user's own folders with mode 0700, whatever the umask. Close an existing one.
+    """Create one of the user's own folders with mode 0700, whatever the umask. Close an existing one.
 
-    With `below`, apply this to all folders between that one and `path`. The user chose `below`, so it is made
-    if it is missing, but never changed. With `is_new`, raise FileExistsError if `path` exists.
+    With `below`, do the same for all folders between `below` and `path`. The user chose `below`, so it is
+    created if it is missing, but its mode is never changed. With `is_new`, raise FileExistsError if `path`
+    exists.
     """
     place = os.path.abspath(path)
     top = os.path.dirname(place) if below is None else os.path.abspath(below)
@@ -118,7 +120,7 @@ def _close(folder: str) -> None:
 
 
 def find_foreign_fault(path: str | os.PathLike[str], *, is_closed: bool = False) -> str:
-    """Return why a path may be another user's, or an empty text if this user or root owns it.
+    """Return a fault if a path belongs to another user, or an empty text if this user or root owns it.
 
     With `is_closed`, also refuse a path that other users may write to.
     """
@@ -130,14 +132,18 @@ def find_foreign_fault(path: str | os.PathLike[str], *, is_closed: bool = False)
 
 
 def find_owner_fault(file: int, path: str | os.PathLike[str]) -> str:
-    """Return why an open file is another user's, or an empty text. Checks the file that was really opened."""
+    """Return a fault if an open file belongs to another user, else an empty text.
+
+    Checks the open file itself, because its path may name another file by now.
+    """
     return _judge_owner(os.fspath(path), os.fstat(file))
 
 
 def find_settings_fault(file: int, path: str | os.PathLike[str]) -> str:
     """Return why an open settings file cannot be trusted, or an empty text if it can.
 
-    Its link must not be another user's either, and it must be a regular file, which has an end.
+    No other user may own the file or a link to it. It must also be a regular file, because a pipe or a
+    device may never end.
     """
     place = os.fspath(path)
     fault = find_owner_fault(file, path) or _judge_owner(place, os.lstat(place))
@@ -166,7 +172,7 @@ def _judge_mode(place: str, info: os.stat_result) -> str:
 
 
 def open_now(path: str, flags: int) -> int:
-    """Open a file without waiting for a writer, because another user may have put a pipe there."""
+    """Open a file without blocking, because another user may have put a pipe there."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -179,7 +185,7 @@ def is_open_to_everybody(folder: str | os.PathLike[str]) -> bool:
 
 
 def find_peer_fault(connection: socket.socket) -> str:
-    """Return why the peer of a Unix socket is another user's process, or an empty text.
+    """Return a fault if the peer of a Unix socket is another user's process, else an empty text.
 
     The text is also empty if the system does not report the peer's user.
     """

@@ -18,9 +18,9 @@ def wait_until(
     every_s: float = 0.05,
     say: Callable[[float], None] | None = None,
 ) -> bool:
-    """Wait for a condition. Return whether it became true in time.
+    """Wait until `is_so` returns True. Return False if that takes longer than `timeout_s`.
 
-    Calls `say` every 10 s with the seconds waited.
+    Calls `say` every 10 s with the seconds waited so far.
     """
     started_s = time.monotonic()
     said_s = started_s

@@ -1,7 +1,7 @@
 """The command framework: runs a program once on each node, which may start its own ranks as torchrun does.
 
-The program finds torchrun's flags in its variables, so a bare `torchrun train.py` on every node forms one
-world. A function also runs once on each node, with the same variables.
+The program finds torchrun's flags in its environment variables, so a bare `torchrun train.py` on every node
+forms one world. A function also runs once on each node, with the same variables.
 """
 
 from __future__ import annotations

@@ -79,21 +79,22 @@ class NodeCluster:
     others receive its address and join it.
     """
 
-    # serves at the given address or joins the node there, and reports its port when it is up
+    # serves at the given address, or joins the cluster there, and reports its port when it is up
     run: RunClusterNode
-    meet: Callable[[], None]  # in a rank that takes calls, after its call's variables are set
+    # runs in a rank that takes calls, after the variables of a call are set
+    meet: Callable[[], None]
     first: str  # display name of node 0's process
     other: str  # display name of the other nodes' processes
     extra_nodes: int  # in addition to the requested workers
     library: str  # the package whose version must match the client's
-    # port of node 0's process in pods; a fixed one lets other nodes join without waiting (0: any)
+    # Port of node 0's process in pods (0: any). Other nodes can join a fixed port without waiting for it.
     pod_port: int = 0
     dashboard_port: int = 0  # port of node 0's dashboard in pods (0: no dashboard)
     needs_all: bool = False  # losing any node ends the cluster and everything that runs on it
     is_in_project: bool = False  # its processes import the project's code and start in its folder
     is_mesh: bool = False  # the framework's own clients find its pods by a mesh's name
     prints: bool = False  # the output of its processes is shown like that of ranks
-    # in a rank that takes calls: slow preparation before the first call, and clean-up after the last
+    # run in a rank that takes calls: slow preparation before the first call, and clean-up after the last
     prepare: Callable[[], None] = lambda: None
     leave: Callable[[], None] = lambda: None
 
@@ -129,7 +130,7 @@ class Framework:
     explain: Callable[[BaseException], BaseException] = lambda error: error
 
     def opens_store(self, preload: Collection[str], num_ranks: int) -> bool:
-        """Return whether a rendezvous point is opened before the ranks start."""
+        """Return whether a store or cluster is opened before the ranks start."""
         store = self.store
         return self.cluster is not None or (
             store is not None and store.is_wanted(preload, num_ranks)
@@ -145,7 +146,7 @@ def load_framework(name: str) -> Framework:
 
 
 def choose_framework(asked: str, *, is_command: bool) -> Framework:
-    """Return the framework that runs some work. An empty `asked` selects the default of the work."""
+    """Return the framework that runs the work. An empty `asked` selects the default for its kind."""
     from windlass.spec.work import Command, Function
 
     framework = load_framework(asked or (Command if is_command else Function).framework)

@@ -1,4 +1,4 @@
-"""The monarch framework: runs a Monarch worker on every node, and the work once, on node 0, with a host mesh.
+"""The monarch framework: runs a Monarch worker on every node, and the work once on node 0 with a host mesh.
 
 A function gets the mesh as its parameter `mesh`. Other code calls `windlass.monarch.host_mesh`. Workers
 belong to nodes, not to ranks (`frameworks.monarch_worker`), so on a compute they outlive calls. A rank's

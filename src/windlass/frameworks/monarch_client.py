@@ -24,8 +24,8 @@ _meshes: dict[tuple[str, ...], Any] = {}
 class FaultHook:
     """Hook for unhandled actor failures, which interrupts the client as Monarch's own hook does.
 
-    It sends a signal, which also ends a sleep, and only once, however many actors fail. It keeps the failure
-    report, because the client itself sees only an interrupt.
+    It sends one signal, which also interrupts a sleep, however many actors fail. It keeps the failure report,
+    because the client itself sees only an interrupt.
     """
 
     def __init__(self) -> None:

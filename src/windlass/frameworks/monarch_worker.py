@@ -26,7 +26,7 @@ _POLL_S = 0.02
 
 
 def run_worker(node: ClusterNode, report: ReportCluster) -> NoReturn:
-    """Run the worker of one node: report its address, or why it cannot start, then serve."""
+    """Run the worker of one node. Report its address, then serve. If it cannot start, report why and exit."""
     version = python_ranks.find_version("torchmonarch")
     error = find_fault(version, node)
     if error:
@@ -40,7 +40,7 @@ def run_worker(node: ClusterNode, report: ReportCluster) -> NoReturn:
 
 
 def find_fault(version: str, node: ClusterNode) -> str:
-    """Return why no worker can start here, or an empty string."""
+    """Return why no worker can start on this node, or an empty string."""
     if version:
         return ""
     return (

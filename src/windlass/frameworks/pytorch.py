@@ -47,7 +47,7 @@ def serve_store(address: str, preferred_port: int, report: Callable[[int], None]
     if not _is_possible():
         report(0)
         os._exit(0)
-    # torch resolves the name of each peer address, and would wait long for a slow name server
+    # torch resolves the name of each peer address, which could take long with a slow name server
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     store = None
     for port in dict.fromkeys((preferred_port, 0)):
@@ -78,11 +78,11 @@ def _open_store(address: str, port: int) -> Any:
 
 
 def share_store(variables: Mapping[str, str], name_part: Callable[[], str] | None = None) -> None:
-    """Set which store torch uses when this rank initialises a process group with `env://`.
+    """Choose the store that torch uses when this rank initialises a process group with `env://`.
 
-    Ranks on one machine use a file that other users cannot open, because a TCPStore admits any client that
+    Ranks on one machine use a file that other users cannot open, because a TCPStore accepts any client that
     can reach it. Torch writes the same keys for every process group. A rank that takes calls therefore gives
-    each group a part of the store, named by `name_part`.
+    each group its own part of the store, named by `name_part`.
     """
     _meeting.clear()
     _meeting.update({name: variables.get(name, "") for name in _MEETING_VARIABLES})

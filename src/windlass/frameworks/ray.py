@@ -1,4 +1,4 @@
-"""The ray framework: runs a Ray cluster on all nodes, and the work once, on node 0, beside Ray's head.
+"""The ray framework: runs a Ray cluster on all nodes, and the work once on node 0, next to Ray's head.
 
 `ray.init()` and `ray.init(address="auto")` find the cluster through environment variables. Ray's processes
 belong to nodes, not to ranks (`frameworks.ray_node`), so on a compute they outlive calls.

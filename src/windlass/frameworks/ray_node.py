@@ -48,10 +48,10 @@ _STARTED = b"Ray runtime started"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CONNECT_S = 2.0
 _AGENT_S = 15.0
-_HELD_S = 5.0  # most functions have started by then
+_HELD_S = 5.0  # how long helpers stay paused: most functions have started by then
 _MAX_FOLDER = 107 - len("/session_2026-01-01_00-00-00_000000_1000000/sockets/plasma_store")
 _TRIES = 3
-# a free port may be taken a moment later, and Ray's own limit of 30 s may be short on a busy machine
+# Another process may take a free port first, and Ray's own limit of 30 s may be too short on a busy machine.
 _RETRYABLE = ("port", "timed out", "No node info")
 
 
@@ -98,9 +98,9 @@ class RayStart:
         return f"it was not up after {_START_S:g} s" if is_late else self._read_reason()
 
     def _has_joined(self) -> bool:
-        """Return whether the log says that a worker joined.
+        """Return whether the log reports that this worker joined.
 
-        Before 2.53 a worker writes its address into the head's folder, even with its own `--temp-dir`.
+        Before Ray 2.53, a worker writes its address into the head's folder, even with its own `--temp-dir`.
         """
         return self._joins and _STARTED in self._log.read_bytes()
 
@@ -157,7 +157,7 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def run_node(address: str, port: int, node: ClusterNode, report: ReportCluster) -> NoReturn:
-    """Run one node of a Ray cluster: report its address, or why it cannot start, then serve."""
+    """Run one node of a Ray cluster. Report its address, then serve. If it cannot start, report why and exit."""
     version = python_ranks.find_version("ray")
     error = find_fault(version, node)
     if error:
@@ -248,7 +248,7 @@ def _prepare_process(node: ClusterNode) -> None:
 def _wait_for_head(address: str, node: ClusterNode, port: int) -> None:
     """Wait until the head accepts connections. The agent ends this process if the head fails.
 
-    `ray start` does not find a head whose agents are not up, and retries only after two seconds.
+    `ray start` does not find a head whose agents are not up yet, and it retries only after two seconds.
     """
     while not _is_open(address, port):
         time.sleep(_POLL_S)
@@ -266,9 +266,9 @@ def _is_open(address: str, port: int) -> bool:
 
 
 def _make_folder(node: ClusterNode) -> Path:
-    """Make the folder for Ray's sockets, and return a path to it that is short enough for them.
+    """Make the folder for Ray's sockets, and return a path to it that is short enough for sockets.
 
-    If the folder's own path is too long, that is a symbolic link.
+    If the folder's own path is too long, the returned path is a symbolic link.
     """
     real = Path(node.folder) / f"r{node.index}-{os.getpid()}"
     real.mkdir(mode=0o700, parents=True)
@@ -296,7 +296,7 @@ def _wait_for_end(started: RayStart) -> None:
     """
     watched = []
     for pid in (started.process.pid, *started.find_vital()):
-        # the process has exited, or this system has no pidfd
+        # an error means that the process has exited or that this system has no pidfd
         with contextlib.suppress(OSError, AttributeError):
             watched.append(os.pidfd_open(pid))
     if watched and not select.select(watched, [], [], _HELD_S)[0]:

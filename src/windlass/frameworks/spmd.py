@@ -1,6 +1,6 @@
-"""The spmd framework: runs the same program on every rank, with any library. Nothing is preloaded by default.
+"""The spmd framework: runs the same program on every rank, with any library. Preloads nothing by default.
 
-Ranks have torchrun's variables. If they use the master port, rank 0 opens it.
+Ranks have torchrun's environment variables. If they use the master port, rank 0 opens it.
 """
 
 from __future__ import annotations

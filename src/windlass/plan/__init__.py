@@ -1,1 +1,1 @@
-"""Planning: pure functions from a JobSpec to a Plan, and from a Plan to each rank's environment."""
+"""Planning: pure functions that turn a JobSpec into a Plan, and a Plan into each rank's environment."""

@@ -1,7 +1,7 @@
 """Plan: everything that is decided about a job before it starts, including the ranks of each node.
 
-Also creates the environment variables of each rank. This module performs no I/O. `make_plan` takes the id,
-the time and facts about the engine as arguments. Engines write the plan, and agents read it.
+Also creates the environment variables of each rank. Performs no I/O: `make_plan` takes the job id, the time
+and facts about the engine as arguments. Engines write the plan, and agents read it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ class NodePlan:
 def make_nodes(
     num_nodes: int, num_procs: int, *, job_name: str, only_first: bool = False
 ) -> tuple[NodePlan, ...]:
-    """Return the nodes. Node i runs ranks i*procs to (i+1)*procs - 1 and keeps its name for the whole job.
+    """Return the nodes. Node i runs the ranks from i*num_procs to (i+1)*num_procs - 1.
 
-    With `only_first`, only node 0 has ranks, and the other nodes serve them.
+    A node keeps its name for the whole job. With `only_first`, only node 0 has ranks, and the other nodes
+    serve them.
     """
     return tuple(
         NodePlan(
@@ -55,7 +56,7 @@ def make_nodes(
 
 
 def renumber(nodes: Iterable[NodePlan]) -> tuple[NodePlan, ...]:
-    """Return nodes whose ranks are numbered from 0 in their order, for an attempt on some nodes only."""
+    """Return the nodes with ranks renumbered from 0, for an attempt on some nodes only."""
     renumbered: list[NodePlan] = []
     for node in nodes:
         first_rank = renumbered[-1].ranks.stop if renumbered else 0
@@ -72,10 +73,12 @@ class Facts:
     master_addr: str | None = None  # None if the lead finds it
     master_port: int = 0  # preferred rendezvous port of ranks, or 0 for any
     replaces_nodes: bool = False  # the engine replaces lost nodes
-    code_folder: str = ""  # the project's folder on the nodes, or empty if it is the same as here
-    jobs_folder: str = ""  # the folder of all job folders, if known here
-    lease_s: float = 5.0  # default
-    join_timeout_s: float = 60.0  # default
+    code_folder: str = (
+        ""  # the project's folder on the nodes, or empty if it is the client's folder
+    )
+    jobs_folder: str = ""  # the folder of all job folders on the nodes, if known
+    lease_s: float = 5.0  # the engine's default
+    join_timeout_s: float = 60.0  # the engine's default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +256,7 @@ def make_job_env(
 def count_procs(work: Command, spec: JobSpec) -> int:
     """Return how many processes a command starts per node.
 
-    That is its own number if set, else one per GPU, else the command's `--nproc-per-node`, else `spec.procs`.
+    In order of precedence: the command's `procs`, one per GPU, its `--nproc-per-node`, and `spec.procs`.
     """
     if work.procs:
         return work.procs
@@ -269,7 +272,7 @@ class Meeting:
     address: str
     port: int
     has_store: bool = False  # the store is already open, so rank 0 does not open it
-    secret: str = ""  # admits a rank, if the store requires one
+    secret: str = ""  # that ranks present to the store, if it requires one
     members: tuple[str, ...] = ()  # addresses of a cluster's nodes
 
 
@@ -335,6 +338,6 @@ def render_indexes(indexes: list[int]) -> str:
 
 
 def read_indexes(text: str) -> list[int]:
-    """Return the indexes in a text of `render_indexes`. Raise ValueError if it is malformed."""
+    """Parse a text that `render_indexes` returned. Raise ValueError if it is malformed."""
     first, *rest = text.split(",")
     return [int(index) for index in rest] if rest else list(range(int(first)))

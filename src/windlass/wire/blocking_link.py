@@ -1,8 +1,8 @@
 """Blocking connection that exchanges frames over a socket, without an event loop.
 
 Clients use it for everything they exchange with a lead: calls, orders to jobs, copies of job folders.
-Ranks use it to exchange messages with their node. It is thin, because an empty call spends most of its
-time here. It knows which messages are allowed, but not what they mean.
+Ranks use it to exchange messages with their node. It does little per message, because an empty call
+spends most of its time here. It checks that each message is allowed, but does not interpret it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _IO_TIMEOUT_S = 60.0
 
 
 class Stream(Protocol):
-    """Socket, or any object that has these methods of one."""
+    """Socket, or another object with the same methods."""
 
     def recv(self, size: int, /) -> bytes: ...
     def recv_into(self, buffer: memoryview, /) -> int: ...
@@ -33,7 +33,7 @@ class Stream(Protocol):
 
 
 class Received(NamedTuple):
-    """A message from the other side, and its body."""
+    """A received message and its body."""
 
     message: Message
     body: bytes
@@ -50,8 +50,8 @@ class Unanswered(ConnectionBroken):
 class BlockingLink:
     """One connection. `direction` lists the messages that the other side may send.
 
-    `io_timeout_s` applies to each piece that is sent. It is also the socket timeout of a `receive`
-    without a limit, because changing the timeout would cost a system call.
+    `io_timeout_s` limits the sending of each piece. It is also the socket timeout of a `receive` without
+    a time limit, because changing the socket timeout would cost a system call.
     """
 
     def __init__(
@@ -89,12 +89,14 @@ class BlockingLink:
         return self._stream.fileno()
 
     def has_data(self) -> bool:
-        """Return whether there is something to read. The end of the stream counts."""
-        pending = getattr(self._stream, "pending", int)  # TLS may hold data unseen by select
+        """Return whether a read would not block. The end of the stream counts as data."""
+        pending = getattr(
+            self._stream, "pending", int
+        )  # TLS may have buffered data that select cannot see
         return bool(pending() or select.select([self._stream], [], [], 0)[0])
 
     def send(self, message: Message, segments: Sequence[Buffer] = ()) -> None:
-        """Send a whole message."""
+        """Send a message. Return when all of it has been written."""
         try:
             self._set_timeout(self._io_timeout_s)
             for piece in render_pieces(message, segments):

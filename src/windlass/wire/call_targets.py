@@ -1,8 +1,8 @@
-"""Callables that Windlass sends in calls: a command, and a function or class named by its script.
+"""Callables that clients send in calls: commands, and functions and classes that ranks import by name.
 
 The client pickles them and ranks call them. A command runs once on every node, with the environment
-variables that torchrun reads its flags from. Pickled code runs only on the same Python minor version.
-ByFile avoids that: ranks import the script instead.
+variables from which torchrun reads its flags. Pickled code runs only on the same Python minor version.
+With `ByFile`, ranks import the script instead, so the versions may differ.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from windlass import names
 
 
 class ByFile:
-    """Placeholder for something a script defines. Unpickling it in a rank yields the thing itself."""
+    """Reference to a function or class of a script. Unpickling it in a rank returns the object itself."""
 
     def __init__(self, module: str, name: str) -> None:
         self._module = module
         self._name = name
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise TypeError("it can be called only on its compute")
+        raise TypeError(f"{self._name} can be called only on its compute")
 
     def __reduce__(self) -> Any:
         return find_by_name, (self._module, self._name)
 
 
 def find_by_name(module: str, name: str) -> Any:
-    """Return what a module of the project defines under this name."""
+    """Return the object with this qualified name in a module of the project."""
     value: Any = importlib.import_module(module)
     for part in name.split("."):
         value = getattr(value, part)
@@ -39,7 +39,7 @@ def find_by_name(module: str, name: str) -> Any:
 
 
 class CommandCall:
-    """A command, as a list of words."""
+    """Callable that runs a command, given as a list of words."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)
@@ -58,7 +58,7 @@ class CommandCall:
 
 
 def make_node_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that torchrun and others read their flags from, for one node of a call."""
+    """Return the variables from which torchrun and similar launchers read their flags, for one node."""
     num_nodes, node = environ[names.GROUP_WORLD_SIZE], environ[names.GROUP_RANK]
     return {
         names.NNODES: num_nodes,
@@ -71,4 +71,4 @@ def make_node_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def do_nothing() -> None:
-    """Do nothing. A call of this prepares nodes and ranks for the next call."""
+    """Do nothing. Calling this on a compute prepares its nodes and ranks for the next call."""

@@ -1,4 +1,4 @@
-"""Copying of a job's folder from one machine to another, piece by piece, over any link.
+"""Incremental copy of a job's folder from one machine to another, over any link.
 
 Logs only grow. Each piece names its offset, and a reader that reconnects reports how much it has, so
 nothing is lost or repeated. Other files appear whole or not at all. In every round the sender reads the
@@ -69,7 +69,7 @@ def read_piece(message: FilePiece, body: bytes) -> Piece:
 
 
 class Sender:
-    """Reader of the chosen files of a folder. Yields only what the other side lacks."""
+    """Reader of selected files of a folder. Yields only the data that the other side lacks."""
 
     def __init__(self, folder: JobFolder, wants: Choice, *, has: Mapping[str, int]) -> None:
         self._folder = folder
@@ -80,10 +80,10 @@ class Sender:
         self.troubles: dict[str, str] = {}  # why files could not be read, by path
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield everything that is new now: one round.
+        """Yield all data that is new since the last call.
 
-        Each piece is read when the caller asks for it. A file that cannot be read does not hold up
-        the others.
+        Each piece is read when the caller asks for it. A file that cannot be read does not delay the
+        others.
         """
         status = self._read_status()
         for path in find_files(self._folder):
@@ -111,7 +111,7 @@ class Sender:
         offset = self._offsets.get(path, 0)
         try:
             with (self._folder.path / path).open("rb") as file:
-                # stop at the current end: a rank that never stops writing must not hold up the status
+                # stop at the current end, or a rank that never stops writing would delay the status
                 end = os.fstat(file.fileno()).st_size
                 file.seek(offset)
                 while body := file.read(min(PIECE_BYTES, max(0, end - offset))):
@@ -146,7 +146,7 @@ class Sender:
 
 
 class Receiver:
-    """Writer of pieces into a folder. Refuses files that `takes` does not accept.
+    """Writer that stores received pieces in a folder. Refuses files that `takes` does not accept.
 
     Each peer needs its own receiver. Several peers can then send the same file at the same time without
     conflict.
@@ -161,7 +161,7 @@ class Receiver:
     def take(self, piece: Piece, *, is_last: bool = False) -> bool:
         """Write one piece. Return whether its file is now complete (a log never is).
 
-        Pass `is_last` for a final status, so that it survives a power cut. Results always do.
+        Pass `is_last` for a final status, so that it survives a power failure. Results always do.
         """
         if not self._takes(piece.path):
             raise ProtocolError(f"file {piece.path!r:.60} is not accepted here")
@@ -198,7 +198,7 @@ class Receiver:
         return True
 
     def drop_parts(self) -> None:
-        """Remove incomplete files. A peer that reconnects sends them from the start."""
+        """Remove incomplete files. A peer that reconnects sends them again from the start."""
         for part in self._parts:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)

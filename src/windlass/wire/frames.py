@@ -2,10 +2,10 @@
 
     | header length, 4 bytes | body length, 4 bytes | header, JSON | body |
 
-The first frame is a hello with the protocol's version and the job's id. A peer of another version or
-another job is refused, and its connection closed. This module performs no I/O. `agent.link.agent_link`
-does it in an event loop, `wire.blocking_link` with blocking calls, and `agent.link.rank_channel` between
-a node and its ranks.
+The first frame is a hello with the protocol version and the job ID. The receiver refuses a peer with
+another version or job, and closes the connection. This module performs no I/O. `agent.link.agent_link`
+sends and receives frames in an event loop, `wire.blocking_link` with blocking calls, and
+`agent.link.rank_channel` between a node and its ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from windlass.wire.messages.link import Hello
 
 _LENGTHS = struct.Struct(">II")
 _SMALL_BYTES = 64 << 10  # a body up to this size is copied, to send it together with its header
-_ROOM_BYTES = 8 << 20  # most memory allocated for an announced body before that much has arrived
+_ROOM_BYTES = (
+    8 << 20
+)  # most memory to allocate for an announced body before as many bytes of it have arrived
 
 Buffer = bytes | bytearray | memoryview
 Header = Mapping[str, Any]
@@ -78,8 +80,8 @@ class FrameDecoder:
     _unread: bytearray = field(default_factory=bytearray)  # not parsed yet
     _header: Header | None = None  # of the frame being received
     _body: bytearray = field(default_factory=bytearray)
-    _missing: int = 0  # bytes of that body still to arrive
-    _room: int = 0  # bytes allocated at its end for them
+    _missing: int = 0  # bytes of `_body` that have not arrived yet
+    _room: int = 0  # unfilled bytes at the end of `_body`
 
     @property
     def is_between_frames(self) -> bool:
@@ -103,7 +105,7 @@ class FrameDecoder:
         return iter(self.take, None)
 
     def place(self) -> memoryview | None:
-        """Return the memory to read more of a large body into, or None to use `feed`.
+        """Return a buffer for the rest of a large body, or None if the caller must use `feed`.
 
         Report the number of bytes read with `placed`. Release the view before the frame is taken, so that
         the owner of the frame can change the body's length.
@@ -155,7 +157,7 @@ class FrameDecoder:
 
 
 def _read_header(text: bytearray) -> Header:
-    """Return a frame's header, decoded."""
+    """Return the decoded header of a frame."""
     try:
         header = _decode(text.decode())
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
 """Identities of a job: the names in its certificates, and the files that hold them.
 
-The code that makes certificates and the code that checks them both import this module, so they agree. It
-performs no I/O and knows nothing of keys, sockets or TLS.
+The code that creates certificates and the code that checks them both import this module, so they agree.
+It performs no I/O and does not handle keys, sockets or TLS.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def server_name(job_id: str) -> str:
 
 
 def role_uri(job_id: str, role: str) -> str:
-    """Return the URI that a certificate holds: its job and role."""
+    """Return the URI in a certificate that names its job and role."""
     return f"windlass://{_checked(job_id)}/{role}"
 
 

@@ -1,6 +1,6 @@
 """Layout of a job's folder. The agent writes it, engines and clients read it.
 
-Only paths and atomic writes. The content of the files is in `status`, `results` and `log_files`.
+It only has paths and atomic writes. `status`, `results` and `log_files` define the file contents.
 """
 
 from __future__ import annotations
@@ -47,9 +47,8 @@ class JobFolder:
 
     @property
     def reserve(self) -> Path:
-        return (
-            self.path / "status.reserve"
-        )  # reserves space for the last status, in case the disk is full by then
+        """File that reserves disk space for the final status, in case the disk is full by then."""
+        return self.path / "status.reserve"
 
     @property
     def lead_lock(self) -> Path:
@@ -95,7 +94,7 @@ class JobFolder:
 def write_atomically(path: Path, *chunks: bytes, is_durable: bool = False) -> None:
     """Write a temporary file beside `path` and rename it, so that readers never see a partial file.
 
-    With `is_durable` the file survives a power cut: used for a job's end and its ranks' results.
+    With `is_durable`, the file also survives a power failure. Final statuses and results need that.
     """
     with _written_beside(path, chunks, is_durable=is_durable) as beside:
         beside.replace(path)
@@ -104,10 +103,12 @@ def write_atomically(path: Path, *chunks: bytes, is_durable: bool = False) -> No
 
 
 def sync_name(path: Path) -> None:
-    """Make the name of a new or renamed file survive a power cut."""
+    """Make the name of a new or renamed file survive a power failure."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some file systems cannot sync a folder, and need not
+        with contextlib.suppress(
+            OSError
+        ):  # some file systems cannot sync a folder and do not need it
             os.fsync(folder)
     finally:
         os.close(folder)

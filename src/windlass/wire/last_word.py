@@ -1,8 +1,8 @@
-"""Last word of a job: its status, results and logs as lines of node 0's log.
+"""Last word of a job: its status, results and logs, encoded as lines of node 0's log.
 
-Clients read it when no agent is running any more. Pods cannot call the API server, and a pod's files
-disappear when it ends. Its log stays as long as the pod is kept. Files that do not fit are left out and
-listed by name. This module performs no I/O.
+Clients read it after all agents have exited. Pods cannot call the API server, and a pod's files disappear
+when it ends, but its log stays as long as the pod is kept. Files that do not fit are left out and listed
+by name. This module performs no I/O.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _LINE_BYTES = 12 << 10  # container runtimes cut lines at 16 KiB
 _LINE = re.compile(
     rb"windlass-last-word ([0-9]{1,5})/([0-9]{1,5}) ([A-Za-z0-9+/=]{0,%d})\s*$" % _LINE_BYTES
 )
-# Anything in a pod can write such lines, so these limits are those of a real agent. A status has no limit
-# of its own, but that of ten thousand ranks still fits.
+# Any process in a pod can write such lines, so larger input than an agent writes is rejected. The status has
+# no separate limit, but the status of ten thousand ranks fits.
 _MAX_PARTS = 2048
 _MAX_UNPACKED_BYTES = 32 << 20
 _MAX_FILES = 20_000
@@ -39,14 +39,14 @@ _UNREADABLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastWord:
-    """Files that were kept, by path in the job's folder, and the sizes of those left out."""
+    """Included files, by path in the job's folder, and the sizes of omitted ones."""
 
     files: Mapping[str, bytes]
     omitted: Mapping[str, int] = field(default_factory=dict)
 
 
 def choose_files(sizes: Mapping[str, int], *, max_bytes: int = MAX_BYTES) -> set[str]:
-    """Return the files that fit, chosen by size, so that no file is read needlessly.
+    """Return the paths of the files that fit. Uses only their sizes, so that no file is read needlessly.
 
     Small files come first. Logs come last, because clients can also read them from the pods.
     """
@@ -93,7 +93,7 @@ def read_last_word(log: bytes) -> LastWord | None:
         return None
     try:
         return _unpack(base64.b64decode(b"".join(parts[number] for number in sorted(parts))))
-    except _UNREADABLE:  # a line was cut, or Windlass did not write it
+    except _UNREADABLE:  # a line was truncated, or Windlass did not write it
         return None
 
 
@@ -118,7 +118,7 @@ def _unpack(data: bytes) -> LastWord:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for name in archive.namelist()[: _MAX_FILES + 1]:
             with archive.open(name) as file:
-                files[name] = file.read(left + 1)  # the size that the archive states may be false
+                files[name] = file.read(left + 1)  # the size stated in the archive may be forged
             left -= len(files[name])
             if left < 0 or len(files) > _MAX_FILES:
                 raise ValueError("the last word is larger than an agent writes")

@@ -1,7 +1,7 @@
-"""State of a lead that must survive it, so that a new node 0 continues where the old one stopped.
+"""State that a lead hands over to its successor, so that a new node 0 continues where the old one stopped.
 
 All nodes keep a copy. The lead sends it at the start of each attempt, and nodes return it when they join.
-This module only has records.
+This module contains only records and functions on them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from windlass.wire.status import Moment, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """An agent that took part in an attempt. An agent that replaces it has another incarnation."""
+    """Identity of an agent in an attempt. Its replacement has the same index and a new incarnation."""
 
     index: int
     incarnation: str
@@ -22,29 +22,28 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostLead:
-    """A node's account of the loss of its lead."""
+    """A node's report that it lost its lead."""
 
-    ago_s: float  # since its last message
-    is_closed: bool  # its machine closed the connection: its agent and its ranks are dead
+    ago_s: float  # seconds since the last message of the lead
+    is_closed: bool  # the lead's machine closed the connection, so its agent and ranks are dead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadHandover:
-    """Attempts and budgets so far."""
+    """Attempts, their verdicts, and the budgets used so far."""
 
     attempt: int = -1  # the last one that was started
     restarts_used: int = 0
     losses_used: int = 0
-    deadline_at_s: float | None = None  # of the whole job, in wall-clock time
+    deadline_at_s: float | None = None  # of the whole job, by the wall clock
     history: tuple[Verdict, ...] = ()
     timeline: tuple[Moment, ...] = ()
-    seats: tuple[
-        Seat, ...
-    ] = ()  # nodes that took part in that attempt and have not left permanently
+    # nodes that took part in that attempt and have not exited permanently
+    seats: tuple[Seat, ...] = ()
 
 
 def make_memory(num_losses: int) -> LeadHandover:
-    """Return the state of a node 0 that only knows how many node 0s were lost before it."""
+    """Return the state of a new node 0 that knows only the number of its lost predecessors."""
     return LeadHandover(attempt=num_losses - 1, losses_used=num_losses)
 
 

@@ -1,7 +1,7 @@
 """Reader of a job's log files: whole, merged by time, or as they grow.
 
-The files are the buffer. A slow reader costs no memory, and a reader that returns continues from its
-offset. This module knows the folder and the format of records, not terminals.
+The files serve as the buffer, so a slow reader costs no memory. A reader that reconnects continues from its
+offset. This module handles the folder and the format of records, not terminals.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class RankLog:
         yield from self.feed(data)
 
     def feed(self, data: bytes) -> Iterator[LogLine]:
-        """Yield the lines that these bytes complete. They must follow the last ones."""
+        """Yield the lines that these bytes complete. The bytes must directly follow the previous ones."""
         self.offset += len(data)
         *lines, self._tail = (self._tail + data).split(b"\n")
-        if len(self._tail) > _READ_BYTES:  # not a record: agents cut those at 16 KiB
+        if len(self._tail) > _READ_BYTES:  # not a record, because agents split those at 16 KiB
             self._tail = self._tail[:_MAX_LINE_BYTES]
         for line in lines:
             record = read_record(line)
@@ -64,9 +64,9 @@ class RankLog:
                 yield from self._add(record)
 
     def skip_to(self, since_s: float) -> None:
-        """Start less than 1 MiB before the first record from `since_s` on.
+        """Move to a position less than 1 MiB before the first record at or after `since_s`.
 
-        Bisects the file, because its records are in order of time.
+        Bisects the file, which works because its records are in order of time.
         """
         try:
             with self.path.open("rb") as file:

@@ -125,7 +125,7 @@ def render_pod_lines(records: bytes, *, rank: int, attempt: int) -> bytes:
 
 
 def read_pod_log(log: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yield each rank's line in a pod's log with times, as (rank, attempt, record of a log file)."""
+    """Yield the ranks' lines in a pod's log with timestamps, as (rank, attempt, log file record)."""
     for line in log.splitlines():
         when, _, text = line.partition(b" ")
         line_match = _LINE.match(text)

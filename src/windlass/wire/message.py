@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Port = int
     Metric = float | int | str | bool | None
     JsonObject = dict[str, Any]  # any values
-    Handlers = dict[type["Message"], Callable[..., Any]]  # what a receiver does with each kind
+    Handlers = dict[type["Message"], Callable[..., Any]]  # a receiver's handler for each kind
 else:
     Count = Port = Metric = JsonObject = Handlers = None
 
@@ -37,7 +37,7 @@ _fill = object.__setattr__  # replaces the whole __dict__, which holds the field
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Message:
-    """One kind of message. A field that is not given has its default and is not sent."""
+    """One kind of message. An omitted field has its default and is not sent."""
 
     kind: ClassVar[str] = ""
     tag: ClassVar[str] = "type"  # the key of the kind in the header

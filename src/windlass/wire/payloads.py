@@ -1,8 +1,8 @@
 """Payloads: values as segments, which are a pickle and the large buffers of arrays and tensors.
 
-Buffers are never copied into the pickle. A payload is its segments one after another. Their lengths are
-sent separately. A large payload is in a file that its reader maps, so a gigabyte is copied only once on its
-way into a rank on the same machine. Used by ranks and clients.
+Large buffers are not copied into the pickle. A payload is the concatenation of its segments, and their
+lengths are sent separately. A large payload is in a file that its reader maps. A gigabyte is therefore copied
+only once on its way into a rank on the same machine. Ranks and clients use this module.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from windlass.wire.pickling import IN_BAND_BYTES
 Segment = bytes | bytearray | memoryview
 
 SPILL_BYTES = 1 << 20  # larger payloads go through a file
-_NEEDED_BYTES = 64 << 20  # free shared memory that is required to use it
+_NEEDED_BYTES = 64 << 20  # free shared memory required to use it for payloads
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _numbers = itertools.count()
 
 
 def pack(value: Any, *, name: str) -> list[Segment]:
-    """Return the segments of a value. An error names the part that cannot travel, starting at `name`."""
+    """Return the segments of a value. An error names the part that cannot be pickled, starting at `name`."""
     if type(value) in _PLAIN:
         return [pickle.dumps(value, protocol=5)]
     buffers: list[Segment] = []
@@ -96,8 +96,8 @@ def map_file(path: str) -> mmap.mmap | bytes:
 def make_spill(name: str, fallback: Path) -> Path:
     """Make the folder for a node's payloads, in shared memory if possible, else in `fallback`.
 
-    Shared memory may be too small. Another user may also have made a folder of that name first, so that
-    this process would load that user's pickles.
+    Falls back if shared memory is too small. Also falls back if another user owns a folder of that name,
+    because this process would otherwise load that user's pickles.
     """
     path = fallback / "payloads"
     with contextlib.suppress(OSError, EngineError):
@@ -122,7 +122,6 @@ def remove_spills(job_id: str) -> None:
     parent = _shared_parent()
     if not find_private_fault(parent):
         for path in parent.glob(f"{job_id}-*"):
-            if path.name.removeprefix(
-                f"{job_id}-"
-            ).isdigit():  # skips jobs whose id only starts with this one
+            # skips jobs whose ID only starts with this one
+            if path.name.removeprefix(f"{job_id}-").isdigit():
                 shutil.rmtree(path, ignore_errors=True)

@@ -1,9 +1,9 @@
 """Pickling of values that are sent between processes, with errors that name the part that fails.
 
-Ranks use it for the values they return, clients for the values they send: whole, or as segments of
-`wire.payloads`. Tensors keep their class and move to the CPU. Large tensors become buffers that can stay
-outside the pickle. It depends on cloudpickle only, and uses torch only if the user's code has imported
-it or a tensor must be rebuilt.
+Ranks pickle the values they return, and clients the values they send. The pickle is complete, or its large
+buffers become separate segments (see `wire.payloads`). Tensors keep their class and move to the CPU. This
+module depends only on cloudpickle. It uses torch only if the user's code has imported it or a tensor must be
+rebuilt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IN_BAND_BYTES = 32 << 10  # smaller tensors are not worth a separate buffer
 
 
 def reduce_tensor(torch: Any, tensor: Any) -> Any:
-    """Return pickle's reduction of a tensor or subclass, or None to use torch's own."""
+    """Return pickle's reduction of a tensor, or None to use torch's own."""
     if tensor.device.type == "meta" or _is_around_another(torch, tensor):
         return None
     on_cpu = tensor if tensor.device.type == "cpu" else _bring_to_cpu(tensor)
@@ -84,7 +84,7 @@ def build_tensor(
     requires_grad: bool,
     attributes: Mapping[str, Any],
 ) -> Any:
-    """Return a tensor over the memory that arrived with it."""
+    """Return a tensor that uses `data` as its memory."""
     torch: Any = importlib.import_module("torch")  # the user's torch
     if memoryview(data).readonly:
         data = bytearray(data)
@@ -116,7 +116,7 @@ _WHAT = {
 def dump(
     value: Any, *, name: str, keep_aside: Callable[[pickle.PickleBuffer], bool] | None = None
 ) -> bytes:
-    """Pickle `value`. An error names the part that cannot travel, starting at `name`.
+    """Pickle `value`. An error names the part that cannot be pickled, starting at `name`.
 
     The pickle includes large buffers, except those for which `keep_aside` returns False.
     """
@@ -151,10 +151,7 @@ def _make_pickler(
 
 @functools.lru_cache(maxsize=4)
 def _pickler_class(cloudpickle: Any, tensor: Any) -> Any:
-    """Return a subclass of cloudpickle's Pickler for CPU copies of tensors and whole exceptions.
-
-    Tensors are moved to the CPU, and keep their class.
-    """
+    """Return a Pickler class that moves tensors to the CPU and keeps exceptions complete."""
 
     class WholePickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
@@ -169,7 +166,7 @@ def _pickler_class(cloudpickle: Any, tensor: Any) -> Any:
 
 
 def reduce_error(error: BaseException) -> Any:
-    """Return how to pickle an exception whose class does not define it, or None to use pickle's way.
+    """Return pickle's reduction of an exception, or None if its class defines its own.
 
     The exception is rebuilt from its arguments and attributes, without calling its `__init__`.
     """
@@ -180,7 +177,7 @@ def reduce_error(error: BaseException) -> Any:
     )
     if is_own:
         return None
-    # ranks remove Windlass's modules: pickle finds a function by name only if a new import has it
+    # Ranks unload Windlass's modules, and pickle stores this function by name, so it must be importable.
     build = getattr(importlib.import_module(__name__), "build_error", None)
     return None if build is None else (build, (kind, error.args), vars(error) or None)
 
@@ -189,15 +186,14 @@ def build_error(kind: type[BaseException], args: tuple[Any, ...]) -> BaseExcepti
     """Return an exception of this class with these arguments, without running the class's code."""
     built_in = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
     error: BaseException = built_in.__new__(kind, *args)
-    with contextlib.suppress(
-        Exception
-    ):  # sets what Python keeps besides the arguments, such as an exit code
+    # sets the state that built-in exceptions keep besides their arguments, such as SystemExit.code
+    with contextlib.suppress(Exception):
         built_in.__init__(error, *args)  # type: ignore[misc]
     return error
 
 
 def explain_pickling(value: Any, name: str) -> tuple[str, str]:
-    """Return the path of the innermost value that cannot travel, and why (empty if unknown)."""
+    """Return the path of the innermost value that cannot be pickled, and why (empty if unknown)."""
     path, seen = name, {id(value)}
     for _ in range(_MAX_DEPTH):
         culprit = next(
@@ -244,7 +240,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _reduced_parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts that pickle stores of an object: attributes, slots, list items and dict items."""
+    """Yield the parts of an object that pickle stores: attributes, slots, list items and dict items."""
     try:
         reduced = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
     except Exception:  # noqa: BLE001 - the object or one of its attributes cannot be pickled

@@ -61,7 +61,7 @@ def _make_path(folder: Path, *, rank: int, attempt: int) -> str:
 
 
 class _Reporter:
-    """Reports that are not sent yet, and their socket. One report per step with a metric's last value."""
+    """Buffer of unsent reports and the socket for them. Keeps the last value of each metric, by step."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -133,7 +133,7 @@ def report(step: int | None = None, total: int | None = None, **metrics: Any) ->
 
 
 def send(sender: socket.socket, path: str, header: dict[str, Any]) -> bool:
-    """Send one message. Return False only if the agent has no room for it now."""
+    """Send one message. Return False only if the agent's socket buffer is full."""
     data = json.dumps(header).encode()
     if len(data) > names.MAX_DATAGRAM_BYTES:
         return True  # drop it: a datagram this large can never be sent

@@ -1,8 +1,8 @@
 """A rank's result file: one line of JSON, then the pickled value or exception.
 
-The line alone has the outcome and the text that `windlass result` prints. Only a client that needs the
-value itself unpickles anything. This module handles records and bytes. Pickling is in `wire.pickling` and
-`client.jobs.job`.
+The line has the outcome and the text that `windlass result` prints, so only a client that needs the value
+itself unpickles anything. This module handles records and bytes. `wire.pickling` and `client.jobs.job` pickle
+and unpickle values.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ErrorInfo:
     source: str = ""
 
     def clip(self) -> ErrorInfo:
-        """Return a copy cut to the lengths that Windlass writes, because users can write the file too."""
+        """Return a copy truncated to the lengths that Windlass writes. User code can write longer texts."""
         return replace(
             self,
             type=self.type[:MAX_NAME],
@@ -112,7 +112,7 @@ def write_result(path: Path, header: ResultHeader, payload: bytes) -> None:
 
 
 def read_header(path: Path) -> ResultHeader | None:
-    """Return the first line of a result, or None if there is no file."""
+    """Return the header of a result, or None if there is no file."""
     try:
         with open(path, "rb", opener=open_now) as file:
             return _read_line(path, file)
@@ -160,7 +160,7 @@ def _read_line(path: Path, file: BinaryIO) -> ResultHeader:
 
 
 def describe_value(value: Any) -> tuple[str, bool, Any]:
-    """Return a result as bounded text, whether it is small JSON, and the JSON value if so."""
+    """Return the truncated repr of a value, whether it is small JSON, and the JSON value if it is."""
     try:
         text = repr(value)
     except Exception as error:  # noqa: BLE001 - a user's __repr__ may raise anything

@@ -1,7 +1,7 @@
 """Status of a job: phase, conditions, nodes, ranks, progress, verdict and timeline.
 
-Has the records, their JSON and the file that stores them. The lead writes the status, and clients of any
-version read it. They ignore unknown keys.
+Contains the records, their JSON and the reader of the status file. The lead writes the status. Clients of any
+version read it and ignore unknown keys.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def cut_text(text: str, most: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One fact about a job, its time and its reason. Programs match on `reason`."""
+    """One fact about a job, with its time and reason. Programs match on `reason`."""
 
     type: str
     reason: str
@@ -110,9 +110,9 @@ class Verdict:
     signal: str = ""
     others: Mapping[str, int] = field(default_factory=dict)  # number of the other ranks by state
 
-    # More about the cause. `message` ends with it.
+    # Further details of the cause. `message` ends with them.
     note: str = ""
-    next: str = ""
+    next: str = ""  # command to run next
 
     @property
     def where(self) -> str:
@@ -242,7 +242,7 @@ class JobStatus:
         return sum(rank.state == state for rank in self.ranks)
 
 
-_MAX_TIME_S = 253_000_000_000.0  # in the year 9987, because datetime ends with the year 9999
+_MAX_TIME_S = 253_000_000_000.0  # in the year 9987, because datetime supports years up to 9999
 
 
 def make_first_status(plan: Plan) -> JobStatus:
@@ -292,7 +292,7 @@ def read_status(text: bytes) -> JobStatus:
 class StatusFile:
     """Reader of a status file that parses it only when it has changed.
 
-    `read` passes on the errors of opening and parsing.
+    `read` raises OSError if the file cannot be opened, and ProtocolError if it is malformed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -302,11 +302,11 @@ class StatusFile:
 
     @property
     def last(self) -> JobStatus | None:
-        """The status that was read last."""
+        """Most recently read status."""
         return self._status
 
     def read_known(self) -> JobStatus | None:
-        """Return the status, or None if it is absent or incomplete, as after a power cut."""
+        """Return the status, or None if it is absent or incomplete, for example after a power failure."""
         try:
             return self.read()
         except (FileNotFoundError, ProtocolError):

@@ -1,8 +1,8 @@
 """TLS between the machines of one job. Both sides present a certificate of the job's own CA.
 
-Creates contexts from the job's files and reads the role in a peer's certificate. Accepts TLS 1.3 only, and
-checks certificates on every Python as strictly as Python 3.13 does by default. Uses only the standard
-library. Opens no sockets and creates no certificates.
+This module creates contexts from the job's files and reads the role in a peer's certificate. It accepts TLS
+1.3 only, and checks certificates on every Python as strictly as Python 3.13 does by default. It uses only the
+standard library, opens no sockets and creates no certificates.
 """
 
 from __future__ import annotations

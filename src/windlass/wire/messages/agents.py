@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class StartNode(Message, kind="start_node"):
-    """Become this node of that plan.
+    """Run as this node of a plan.
 
     The lead's order carries the descriptor of the lock that the lead holds until it exits.
     """

@@ -72,7 +72,7 @@ class RunCall(Message, kind="call"):
     is_watched: bool
     sources: Mapping[str, str]  # for tracebacks
     meeting: Mapping[str, str]  # rendezvous variables
-    part: Count  # of the store, for this call alone
+    part: Count  # part of the store that only this call uses
     file: str = ""
     payload: str = ""  # the key of parts sent earlier
     is_ours: bool = False  # the node removes the file

@@ -41,7 +41,7 @@ class CallRankSetup(Message):
 
 
 class ForkRank(ForkRequest, kind="rank"):
-    """Fork a rank. Its two streams are attached, and its channel if it takes calls."""
+    """Fork a rank. Its output pipes are attached, and its channel if it takes calls."""
 
     framework: str
     rank: Count
@@ -96,7 +96,7 @@ class ForkEvent(Message):
 
 
 class ModulesImported(ForkEvent, kind="ready"):
-    """The requested modules are imported. `culprit` started threads, so ranks are spawned."""
+    """The requested modules are imported. If `culprit` is set, it started threads, so ranks are spawned."""
 
     modules: Sequence[str]
     missing: Mapping[str, str]

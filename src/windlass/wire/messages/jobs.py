@@ -67,7 +67,7 @@ class EndAgent(Message, kind="end"):
 
 
 class FilesHere(Message, kind="has"):
-    """The number of bytes that the lead has of each file of the ranks."""
+    """The number of bytes that the lead has of each file from ranks."""
 
     files: Mapping[str, Count]
 
@@ -108,7 +108,7 @@ class RankStarted(Message, kind="started"):
 
 
 class ImportsReady(Message, kind="ready"):
-    """The fork server has imported all it can. `culprit` started threads, so ranks are spawned."""
+    """The fork server has finished its imports. If `culprit` is set, it started threads, so ranks are spawned."""
 
     is_complete: bool
     missing: Mapping[str, str]

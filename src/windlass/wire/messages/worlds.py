@@ -53,7 +53,7 @@ class CloseStore(Message, kind="close_store"):
 
 
 class RankEnded(Message, kind="outcome"):
-    """A rank ended: as the rank reported it or, with `exited`, as its process exited."""
+    """A rank ended. With `exited`, its process has exited. Otherwise the rank itself reported the end."""
 
     outcome: Outcome
     exited: bool = True
@@ -73,7 +73,7 @@ class StoreReady(Message, kind="store"):
 
     number: Count
     port: Port
-    address: str = ""  # empty for the address in the order
+    address: str = ""  # empty if it is the address in the order
     error: str = ""  # why a cluster's node could not start
     note: str = ""  # a note for the user
     dashboard: str = ""  # address and port of a cluster's dashboard, if the port is unusual
