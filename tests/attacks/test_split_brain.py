@@ -203,7 +203,9 @@ def test_farewell_names_later_attempts(tmp_path):
         near.divert(other.port)
         wait_for(lambda: "the lead is gone" in ground.log("1"), "node 1 has lost its lead", 60)
         ground.agents["1"].process.send_signal(signal.SIGTERM)
-        wait_for(lambda: "ended permanently" in ground.log("0-again"), "its farewell has arrived", 60)
+        wait_for(
+            lambda: "ended permanently" in ground.log("0-again"), "its farewell has arrived", 60
+        )
         ground.wait_for_ranks(2, 3, 60)
         assert finish(ground, lead).phase is Phase.SUCCEEDED
         assert len(ground.check_one_world()) == 3
