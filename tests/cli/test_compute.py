@@ -37,7 +37,7 @@ def local(windlass: Cli, project: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
 
 @pytest.fixture
 def submit(local: Cli, project: Path) -> Iterator[Callable[..., list[str]]]:
-    """Start the compute `nodes` with two nodes. Return a function that submits calls and returns their ids."""
+    """Start the compute `nodes` with two nodes. Return a function that submits calls and returns ids."""
     (project / "start.py").write_text(START)
 
     def run(*words: str) -> list[str]:
