@@ -1,4 +1,4 @@
-"""Tests of parity share their launches, so their home is the session's."""
+"""Parity tests share their launches, so they share one home per session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from waits import find_left_over, wait_for
 
 @pytest.fixture(scope="session", autouse=True)
 def home(shared: Path) -> Iterator[Path]:
-    """A home of the session's own; afterwards nothing of its jobs may be running."""
+    """Yield a home for the session, and check that no process of its jobs is left afterwards."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith(("WINDLASS_", "TORCHELASTIC_")) or name == "NO_COLOR":
@@ -27,7 +27,7 @@ def home(shared: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all processes that run these tests side by side."""
+    """Return a folder shared by all processes that run these tests in parallel."""
     root = tmp_path_factory.getbasetemp()
     root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
     folder = root / "parity"
@@ -37,5 +37,5 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def launch(shared: Path) -> Launches:
-    """Run a script in one of several ways, once."""
+    """Return the cache that runs a script in one of several ways, once."""
     return Launches(shared)

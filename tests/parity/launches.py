@@ -1,8 +1,8 @@
-"""One script, started in several ways: what each launch printed and left, and how it ended.
+"""One script, started in several ways: the output, the files and the exit status of each launch.
 
-A launch is run once however many tests look at it, also when tests run in several processes: what it left
-lies in a folder that they share. Every launch has a copy of `project/` for itself, and the paths of that
-copy read `<folder>` in what is compared.
+Each launch runs once, even if several tests use it or tests run in several processes. Its files are in a
+folder that all of them share. Every launch has its own copy of `project/`, whose paths are replaced by
+`<folder>` in comparisons.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ PROJECT = Path(__file__).parent / "project"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 WINDLASS = (sys.executable, "-m", "windlass.cli.main", "run")
 _TIMEOUT_S = 100.0
-# What a launch must not inherit: it would be another shell's doing.
+# Not inherited, because these variables belong to the shell that runs the tests.
 _NOT_INHERITED = ("WINDLASS_", "TORCHELASTIC_", "PYTHON", "OMP_", "LC_", "PYTEST_", "NO_COLOR")
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One line to type: `python`, `torchrun` or `windlass`, the words after it, and what is set before it."""
+    """One command: `python`, `torchrun` or `windlass`, its arguments, and its environment."""
 
     how: str
     words: tuple[str, ...]
@@ -44,9 +44,8 @@ class Launch:
     nodes: int = 1
     options: tuple[str, ...] = ()  # of the launcher
     env: tuple[tuple[str, str], ...] = ()
-    stop_with: int = (
-        0  # the signal that the launcher gets once every rank has left a file `up-RANK`
-    )
+    # the signal for the launcher once every rank has written a file `up-RANK`
+    stop_with: int = 0
 
     @property
     def num_ranks(self) -> int:
@@ -71,11 +70,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a launch left."""
+    """Result of a launch."""
 
     folder: Path
-    code: int  # of the launcher
-    connection: str  # what the launcher itself had printed, both streams
+    code: int  # exit code of the launcher
+    connection: str  # output of the launcher itself, both streams
     out: tuple[bytes, ...]  # by rank, of the last attempt
     err: tuple[bytes, ...]
     verdict: dict[str, Any] | None  # windlass only
@@ -85,7 +84,7 @@ class Ran:
         return self.folder / "project"
 
     def seen(self, name: str) -> Any:
-        """The JSON that a rank left, with the folder's name taken out."""
+        """Return the JSON that a rank wrote, with the folder's name replaced."""
         path = self.project / f"{name}.json"
         assert path.exists(), f"no {path.name}: {self.connection}\n{b''.join(self.err).decode()}"
         return json.loads(self.neutral(path.read_text()))
@@ -98,12 +97,12 @@ class Ran:
 
     @property
     def status(self) -> int:
-        """How the first rank that failed ended, as `subprocess` tells it: below 0 is a signal."""
+        """Exit status of the first failed rank, as in `subprocess`. A signal is negative."""
         if self.verdict is None:
             return self.code
         if (
             self.verdict["exception"] == "KeyboardInterrupt"
-        ):  # python itself ends by the signal then
+        ):  # Python itself exits by the signal then
             return -signal.SIGINT
         if self.verdict["signal"]:
             return -signal.Signals[self.verdict["signal"]]
@@ -112,7 +111,7 @@ class Ran:
 
 
 class Launches:
-    """Runs each launch once, and remembers."""
+    """Cache that runs each launch once."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -149,13 +148,13 @@ def _run(launch: Launch, folder: Path) -> None:
     environ = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
     env = {
         **environ,
-        # in the C locale Python changes LC_CTYPE for its children, so ranks of any launcher differ
+        # In the C locale, Python changes LC_CTYPE for its children, so the ranks of every launcher differ.
         "LANG": "C.UTF-8",
         "WINDLASS_HOME": str(folder / "home"),
         "XDG_CONFIG_HOME": str(folder / "config"),
         **dict(launch.env),
     }
-    # files, not pipes: what outlives the launcher would hold a pipe open
+    # Files instead of pipes, because a process that outlives the launcher would keep a pipe open.
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
         process = subprocess.Popen(
             launch.render(folder),
@@ -201,7 +200,7 @@ def _read(launch: Launch, folder: Path) -> Ran:
         )
         return Ran(folder, code, connection, out, err, None)
     jobs = list(folder.glob("home/jobs/*"))
-    if not jobs:  # refused
+    if not jobs:  # the launch was refused
         return Ran(folder, code, connection, (b"",), (b"",), None)
     status = json.loads((jobs[0] / "status.json").read_text())
     last = jobs[0] / f"attempt-{status['attempt']}"
@@ -211,7 +210,7 @@ def _read(launch: Launch, folder: Path) -> Ran:
 
 
 def _join(log: bytes, stream: str) -> bytes:
-    """What a rank wrote to one of its streams, put together again from the records of its log."""
+    """Reassemble what a rank wrote to one of its streams from the records of its log."""
     records = filter(None, map(read_record, log.split(b"\n")))
     ends = {FULL: b"\n", REPLACED: b"\r"}
     return b"".join(r.data + ends.get(r.tag, b"") for r in records if r.stream == stream)

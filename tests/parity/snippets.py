@@ -1,10 +1,10 @@
-"""Scripts of a few lines that end in one way each; `test_exits.py` runs them under python and windlass."""
+"""Short scripts that each exit in one way. `test_exits.py` runs them under python and windlass."""
 
 from __future__ import annotations
 
 import textwrap
 
-# name -> source. What they print must not depend on time or place.
+# name -> source. The output must not depend on time or place.
 SNIPPETS = {
     name: textwrap.dedent(source).lstrip("\n")
     for name, source in {

@@ -1,4 +1,4 @@
-"""A rank ends as an interpreter ends: streams flushed, objects finalised, threads and children joined."""
+"""Ranks exit like an interpreter: streams flushed, objects finalised, threads and children joined."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STARTS = ["fork", "spawn"]
 
 @pytest.fixture(scope="module", params=[*HOWS, "spawn"])
 def sides(request, launch):
-    """Python and windlass after the same end; spawned ranks return."""
+    """Return python and windlass after the same exit. Spawned ranks return."""
     options = ("--start", "spawn") if request.param == "spawn" else ()
     how = "return" if request.param == "spawn" else request.param
     return [
@@ -32,12 +32,12 @@ def sides(request, launch):
     ]
 
 
-def test_the_status(sides):
+def test_status(sides):
     assert sides[1].status == sides[0].code
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_left_open(sides, name):
+def test_open_file(sides, name):
     python, windlass = ((side.project / name) for side in sides)
     assert python.stat().st_size > 0
     assert windlass.exists()
@@ -45,8 +45,8 @@ def test_a_file_left_open(sides, name):
 
 
 @pytest.mark.parametrize("pattern", ["archive.zip", "shelf*"])
-def test_a_file_that_a_library_left_open(sides, pattern):
-    """Python completes neither; what is there must be there here, too."""
+def test_open_file_of_a_library(sides, pattern):
+    """Python does not complete these files either, but they must have the same size."""
     python, windlass = (
         {path.name: path.stat().st_size for path in side.project.glob(pattern)} for side in sides
     )
@@ -71,7 +71,7 @@ THREADS = ["thread", "future 0", "future 1", "future 2"]
 
 
 @pytest.mark.parametrize("line", THREADS)
-def test_a_thread_is_waited_for(sides, line):
+def test_thread_is_joined(sides, line):
     for side in sides:
         assert order(side).index(line) < order(side).index("atexit registered second")
 
@@ -91,12 +91,12 @@ def test_a_thread_is_waited_for(sides, line):
         "del finalized",
     ],
 )
-def test_at_the_end_there_is(sides, line):
+def test_runs_at_exit(sides, line):
     assert line in order(sides[0])
     assert line in order(sides[1])
 
 
-def test_nothing_is_run_that_python_does_not_run(sides):
+def test_nothing_runs_that_python_does_not_run(sides):
     assert sorted(order(sides[1])) == sorted(order(sides[0]))
 
 
@@ -124,12 +124,12 @@ def test_objects_are_finalised_in_the_order_of_python(sides):
         "printed by future 2",
     ],
 )
-def test_what_was_printed_late(sides, text):
+def test_late_output(sides, text):
     assert text in sides[0].text("out")
     assert text in sides[1].text("out")
 
 
-def test_what_was_said_late(sides):
+def test_late_errors(sides):
     assert sides[1].text("err").rstrip("\n") == sides[0].text("err").rstrip("\n")
 
 
@@ -153,24 +153,24 @@ def test_executors_and_managers(parents, name):
     assert parents[1].seen("processes")[name] == parents[0].seen("processes")[name]
 
 
-def test_a_script_with_children_ends_well(parents):
+def test_script_with_children_succeeds(parents):
     assert [side.status for side in parents] == [0, 0]
     assert parents[1].verdict is None
 
 
-def test_what_children_print(parents):
+def test_output_of_children(parents):
     python, windlass = (sorted(side.text("out").splitlines()) for side in parents)
     assert windlass == python
 
 
-def test_children_are_waited_for_unless_they_are_daemons(parents):
+def test_children_are_joined_unless_they_are_daemons(parents):
     for side in parents:
         assert (side.project / "joined.txt").exists()
         assert not (side.project / "terminated.txt").exists()
 
 
-def test_shared_memory_left_is_removed(parents):
-    """By a process of Python's own that outlives the script for a moment."""
+def test_leaked_shared_memory_is_removed(parents):
+    """A process of Python's own, which outlives the script briefly, removes it."""
     for side in parents:
         path = Path("/dev/shm") / (side.project / "leaked.txt").read_text()
         wait_for(lambda path=path: not path.exists(), f"{path} of {side.folder.name} is gone", 10.0)

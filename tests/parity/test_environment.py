@@ -1,4 +1,4 @@
-"""The variables of a rank: all of the shell's, all of torchrun's, and ours under our own names."""
+"""The variables of a rank: all variables of the shell and of torchrun, and ours with our own prefix."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ TORCHRUN = [
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "OMP_NUM_THREADS",
 ]
-# Each with its reason: set on both sides, and different.
+# set by both, with different values, each with its reason
 OWN_VALUES = {
     "MASTER_ADDR": "an address on one side, a host's name on the other",
     "MASTER_PORT": "any free port",
     "TORCHELASTIC_RUN_ID": "the job's id",
     "TORCHELASTIC_ERROR_FILE": "in the job's folder",
 }
-# Each with its reason: set by Windlass only.
+# set by Windlass only, each with its reason
 OURS_ONLY = {
     "GLOO_SOCKET_IFNAME": "nodes of one machine meet on its loopback, whatever its name resolves to",
 }
-# Where the launches themselves differ.
+# the launches themselves differ in these
 _PLACES = ("WINDLASS_", "XDG_CONFIG_HOME")
 
 
 @pytest.fixture(scope="module", params=[0, 1])
 def sides(request, launch):
-    """The environments of one rank: torchrun's and ours."""
+    """Return the environments of one rank under torchrun and under Windlass."""
     rank = request.param
     return [
         launch_with_torch(launch, side).seen(f"start-{rank}")["environment"]
@@ -48,14 +48,14 @@ def sides(request, launch):
 
 
 @pytest.mark.parametrize("name", TORCHRUN)
-def test_a_variable_of_torchrun(sides, name):
+def test_variable_of_torchrun(sides, name):
     torchrun, windlass = sides
     assert name in torchrun
     assert windlass.get(name) == torchrun[name]
 
 
 @pytest.mark.parametrize("name", OWN_VALUES)
-def test_a_variable_of_torchrun_with_a_value_of_the_launchers_own(sides, name):
+def test_variable_of_torchrun_with_another_value(sides, name):
     assert all(side[name] for side in sides), OWN_VALUES[name]
 
 
@@ -64,7 +64,7 @@ def test_no_variable_that_torchrun_sets_is_missing(sides):
     assert sorted(set(torchrun) - set(windlass)) == []
 
 
-def test_no_variable_of_ours_but_under_our_name(sides):
+def test_our_variables_have_our_prefix(sides):
     torchrun, windlass = sides
     more = {name for name in set(windlass) - set(torchrun) if not name.startswith("WINDLASS_")}
     assert more - set(OURS_ONLY) == set()
@@ -89,7 +89,10 @@ def test_no_variable_of_the_shell_is_changed(launch):
 
 
 def test_one_rank_has_the_variables_of_a_world_of_one(launch):
-    """As `torchrun --nproc-per-node 1`, but no store is announced: a script may start its own processes."""
+    """The variables match `torchrun --nproc-per-node 1`, but no store is announced.
+
+    A script may start its own processes.
+    """
     env = launch("windlass", "start.py").seen("start-0")["environment"]
     assert {
         name: env[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -100,4 +103,4 @@ def test_one_rank_has_the_variables_of_a_world_of_one(launch):
         "LOCAL_WORLD_SIZE": "1",
     }
     assert env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    assert "OMP_NUM_THREADS" not in env  # torchrun sets it for more than one process only
+    assert "OMP_NUM_THREADS" not in env  # torchrun sets it only for more than one process

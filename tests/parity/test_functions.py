@@ -1,4 +1,4 @@
-"""A function finds and leaves the same under `wl.run`, `wl.submit`, a warm call and Python itself."""
+"""Functions behave the same under `wl.run`, `wl.submit`, a warm call and plain Python."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ import windlass as wl
 sys.path.insert(0, str(PROJECT))
 import functions
 
-# Each with its reason.
+# each with its reason
 FUNCTIONS_ONLY = {
-    "depth_of_recursion": "a function has its caller's frames below it, whoever calls",
+    "depth_of_recursion": "a function always has its caller's frames below it",
 }
 CALLS_ONLY = {
-    "warning_options": "a compute has torch imported for whatever is called, and torch adds filters",
+    "warning_options": "a compute has torch imported for every call, and torch adds filters",
 }
-# Over this one a call comes and its answer goes; children do not inherit it.
+# The socket that carries the call and its answer. Children do not inherit it.
 _CHANNEL = ["socket"]
 WAYS = ["run", "submit", "call"]
 
 
 @pytest.fixture(scope="module")
 def call(home) -> Any:
-    """Call a function of the project in one of the ways, on two ranks."""
+    """Return a function that calls a function of the project in one of the ways, on two ranks."""
     compute = None
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(PROJECT)
@@ -60,7 +60,7 @@ def call(home) -> Any:
 
 @pytest.fixture(scope="module")
 def alone(call) -> dict[str, Any]:
-    """What the function finds when Python calls it."""
+    """Return the observations of the function when Python calls it."""
     code = "import functions, json; print(json.dumps(functions.look()))"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -73,26 +73,26 @@ def alone(call) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def looked(call) -> Callable[[str], list[Any]]:
+def observed(call) -> Callable[[str], list[Any]]:
     known: dict[str, list[Any]] = {}
 
-    def look(way: str) -> list[Any]:
+    def observe(way: str) -> list[Any]:
         if way not in known:
             known[way] = json.loads(json.dumps(call(way, functions.look)))
         return known[way]
 
-    return look
+    return observe
 
 
 @pytest.mark.parametrize("name", PROCESS)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_function_finds(alone, looked, way, name):
+def test_function_observes(alone, observed, way, name):
     reason = {**DELIBERATE, **FUNCTIONS_ONLY, **(CALLS_ONLY if way == "call" else {})}.get(name)
     if name == "warning_options" and "torch" in sys.modules:
         reason = "this process has imported torch, so ranks have it ahead, and torch adds filters"
     if reason:
         pytest.skip(reason)
-    seen = looked(way)[1]["seen"][name]
+    seen = observed(way)[1]["seen"][name]
     if name == "open_files" and way == "call":
         assert list(seen.values()) == _CHANNEL
     else:
@@ -100,21 +100,21 @@ def test_a_function_finds(alone, looked, way, name):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_ranks_of_a_function_draw_apart(looked, way):
-    first, second = looked(way)
+def test_ranks_of_a_function_draw_different_numbers(observed, way):
+    first, second = observed(way)
     assert first["random"] != second["random"]
 
 
 @pytest.mark.parametrize("name", ["torch", "randperm", "numpy", "python", "seed"])
 @pytest.mark.parametrize("way", ["run", "call"])
-def test_ranks_and_calls_draw_apart(drawn, way, name):
+def test_ranks_and_calls_draw_different_numbers(drawn, way, name):
     values = [str(one[name]) for one in drawn(way)]
     assert len(set(values)) == len(values), values
 
 
 @pytest.fixture(scope="module")
 def drawn(call) -> Callable[[str], list[Any]]:
-    """What two calls on two ranks drew."""
+    """Return a function that returns the numbers drawn by two calls on two ranks."""
     known: dict[str, list[Any]] = {}
 
     def draw(way: str) -> list[Any]:
@@ -128,7 +128,7 @@ def drawn(call) -> Callable[[str], list[Any]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_a_function_leaves_open_is_written(call, tmp_path, way):
+def test_open_files_of_a_function_are_written(call, tmp_path, way):
     assert call(way, functions.leave_open, str(tmp_path)) == ["returned", "returned"]
     expected = {
         **{f"left-{rank}.txt": "left open" for rank in range(2)},
@@ -138,17 +138,17 @@ def test_what_a_function_leaves_open_is_written(call, tmp_path, way):
     def left() -> dict[str, str]:
         return {path.name: path.read_text() for path in tmp_path.iterdir()}
 
-    if way == "call":  # the answer comes before the process ends: nobody waits for that
+    if way == "call":  # the answer arrives before the process exits, which is not waited for
         wait_for(lambda: left() == expected, f"all is written: {left()}", 10.0)
     assert left() == expected
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_function_that_exits_well(call, way):
+def test_function_that_exits_with_0(call, way):
     assert call(way, functions.leave_with, 0) == [None, None]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_text_of_an_exit_is_told(call, way):
+def test_text_of_an_exit_is_in_the_error(call, way):
     with pytest.raises(wl.RankFailed, match="no data in"):
         call(way, functions.leave_with, "no data in ./data")

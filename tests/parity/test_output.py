@@ -1,4 +1,4 @@
-"""What ranks print reaches the log as it was written, and the terminal as far as it is text."""
+"""Output of ranks reaches the log unchanged, and the terminal as far as it is text."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ def sides(request, launch):
 
 @pytest.mark.parametrize("stream", ["out", "err"])
 def test_every_byte_is_in_the_log(sides, stream):
-    """But for a bar: of what was overwritten only some is kept; and each stream ends with a line's end."""
-    python, windlass = (settle(getattr(side, stream)[0]) for side in sides)
+    """Overwritten states of a progress bar may be missing. Each stream ends with a newline."""
+    python, windlass = (normalize(getattr(side, stream)[0]) for side in sides)
     assert windlass == python
 
 
-def settle(data: bytes) -> bytes:
-    """As a terminal shows it: what a carriage return overwrites is gone, and the last line has an end."""
+def normalize(data: bytes) -> bytes:
+    """Render the output like a terminal: drop overwritten text and the last newline."""
     lines = [line.rpartition(b"\r")[2] for line in data.removesuffix(b"\n").split(b"\n")]
     return b"\n".join(lines)
 
 
-def test_the_status(sides):
+def test_status(sides):
     assert [side.status for side in sides] == [0, 0]
 
 

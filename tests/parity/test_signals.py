@@ -1,4 +1,4 @@
-"""Stopping the launcher stops the ranks the way the user's code expects."""
+"""Stopping the launcher stops the ranks as user code expects."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a script finds when it starts is what it finds under `python` and `torchrun`.
+"""A script finds the same state at its start as under `python` and `torchrun`.
 
-One test an observation: `project/start.py` and `project/observations.py` make them, and each of their names
-is a test here.
+There is one test per observation. `project/start.py` and `project/observations.py` make the observations, and
+each name becomes a test here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from parity.launches import PROJECT, Launches, Ran
 SCRIPT = re.findall(r'^    "(\w+)": ', (PROJECT / "start.py").read_text(), re.MULTILINE)
 PROCESS = re.findall(r"@observed\ndef (\w+)", (PROJECT / "observations.py").read_text())
 
-# Each with its reason. All else must be equal.
+# each with its reason, all others must be equal
 DELIBERATE = {
     "stdout_buffering": "a rank's stdout goes out line by line, so that its log can be followed",
 }
@@ -34,8 +34,8 @@ OPTIONS = {
 }
 
 
-def look(launch: Launches, side: str, way: str) -> dict[str, Any]:
-    """What rank 0 finds, or the last rank where there are several."""
+def observe(launch: Launches, side: str, way: str) -> dict[str, Any]:
+    """Return the observations of rank 0, or of the last rank if there are several."""
     words = ("start.py", "--lr", "1e-3", "two words", "")
     if way == "script":
         return launch(side, *words).seen("start-0")
@@ -49,7 +49,7 @@ def look(launch: Launches, side: str, way: str) -> dict[str, Any]:
 
 
 def launch_with_torch(launch: Launches, side: str) -> Ran:
-    """Two ranks that import torch, and one restart."""
+    """Launch two ranks that import torch, with one restart."""
     if side == "python":
         return launch("torchrun", "start_torch.py", procs=2, options=("--max-restarts", "1"))
     return launch("windlass", "start_torch.py", procs=2, options=("--restarts", "1"))
@@ -57,7 +57,7 @@ def launch_with_torch(launch: Launches, side: str) -> Ran:
 
 @pytest.mark.parametrize("way", ["script", "spawn", "options", "torch"])
 @pytest.mark.parametrize("name", [*SCRIPT, *PROCESS])
-def test_a_script_finds(launch, way, name):
+def test_script_observes(launch, way, name):
     if name in DELIBERATE:
         pytest.skip(DELIBERATE[name])
     if way == "torch" and name == "torch_is_imported_only_if_asked_for":
@@ -66,15 +66,15 @@ def test_a_script_finds(launch, way, name):
         )
     if way == "torch" and name in ("original_arguments", "flags", "stderr_buffering"):
         pytest.skip(
-            "torchrun starts its ranks with `python -u`, which nobody who runs a script has typed"
+            "torchrun starts its ranks with `python -u`, which users of a script do not type"
         )
-    assert look(launch, "windlass", way)[name] == look(launch, "python", way)[name]
+    assert observe(launch, "windlass", way)[name] == observe(launch, "python", way)[name]
 
 
-def test_a_line_is_out_as_soon_as_it_is_printed(launch):
-    """The one deliberate difference: `DELIBERATE` says why."""
-    assert look(launch, "python", "script")["stdout_buffering"] == [False, False]
-    assert look(launch, "windlass", "script")["stdout_buffering"] == [True, False]
+def test_stdout_is_line_buffered(launch):
+    """This is the one deliberate difference, explained in `DELIBERATE`."""
+    assert observe(launch, "python", "script")["stdout_buffering"] == [False, False]
+    assert observe(launch, "windlass", "script")["stdout_buffering"] == [True, False]
 
 
 # -- paths ---------------------------------------------------------------------------------------
@@ -99,12 +99,12 @@ PATHS = [
 
 @pytest.mark.parametrize("script", ["sub/linked.py", "sub/../start.py", "./start.py"])
 @pytest.mark.parametrize("name", PATHS)
-def test_a_script_that_is_called_by_another_path_finds(launch, script, name):
+def test_script_with_another_path_observes(launch, script, name):
     sides = [launch(side, script, "x").seen("start-0") for side in ("python", "windlass")]
     assert sides[1][name] == sides[0][name]
 
 
-def test_a_path_that_starts_without_the_scripts_folder(launch):
+def test_safe_path(launch):
     paths = [
         launch(side, "start.py", env=SAFE_PATH).seen("start-0")["path"]
         for side in ("python", "windlass")
@@ -128,18 +128,18 @@ def test_a_path_that_starts_without_the_scripts_folder(launch):
         "is_main",
     ],
 )
-def test_a_module_finds(launch, name):
+def test_module_observes(launch, name):
     sides = [launch(side, "-m", "pkg", "a", "b").seen("module") for side in ("python", "windlass")]
     assert sides[1][name] == sides[0][name]
 
 
 @pytest.mark.parametrize("name", ["name", "file", "package", "argv", "path", "beside"])
-def test_a_folder_with_a_main_finds(launch, name):
+def test_folder_with_main_observes(launch, name):
     sides = [launch(side, "folder", "a").seen("folder") for side in ("python", "windlass")]
     assert sides[1][name] == sides[0][name]
 
 
-def test_files_beside_the_script_win_over_the_library(launch):
+def test_files_next_to_the_script_shadow_the_library(launch):
     sides = [launch(side, "shadow/main.py") for side in ("python", "windlass")]
     assert sides[0].text("out") == "[True, True, True]\n"
     assert sides[1].text("out") == sides[0].text("out")

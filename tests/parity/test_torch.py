@@ -1,4 +1,4 @@
-"""torch in a rank: what it finds, what it draws, how its groups end; torchrun side by side."""
+"""torch in a rank, compared with torchrun: its settings, its random numbers, and how its groups end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEN = [
     "numpy_threads",
 ]
 DRAWN = ["torch", "randperm", "dropout", "layer", "shuffled", "worker_seeds", "numpy", "python"]
-# attempt and rank
+# (attempt, rank)
 PROCESSES = list(itertools.product((0, 1), (0, 1)))
 
 
@@ -34,25 +34,25 @@ def test_both_succeed_after_one_restart(sides):
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_torch_finds(sides, name):
+def test_torch_observes(sides, name):
     torchrun, windlass = (side.seen("torch-1-1")["see"] for side in sides)
     assert windlass[name] == torchrun[name]
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_a_seeded_stream_is_the_same_everywhere(sides, name):
+def test_seeded_stream_is_the_same_everywhere(sides, name):
     drawn = [side.seen(f"torch-{a}-{r}")["seeded"][name] for side in sides for a, r in PROCESSES]
     assert drawn == [drawn[0]] * 8
 
 
 @pytest.mark.parametrize("name", [*DRAWN, "seed", "new_generator"])
 @pytest.mark.parametrize("side", [0, 1], ids=["torchrun", "windlass"])
-def test_an_unseeded_stream_is_another_one_in_each_process(sides, side, name):
+def test_unseeded_stream_differs_between_processes(sides, side, name):
     drawn = [str(sides[side].seen(f"torch-{a}-{r}")["unseeded"][name]) for a, r in PROCESSES]
     assert len(set(drawn)) == len(PROCESSES), drawn
 
 
-def test_record_tells_the_error(sides):
+def test_record_writes_the_error(sides):
     torchrun, windlass = (side.seen("record") for side in sides)
     assert windlass["message"] == torchrun["message"] == "ValueError: only the first time"
     assert (
@@ -62,8 +62,8 @@ def test_record_tells_the_error(sides):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("how", "nodes", "procs"), [("left", 1, 8), ("ddp", 2, 4)])
-def test_a_group_of_eight_may_end_at_once(launch, how, nodes, procs):
-    """Under torchrun early ranks leave while others still connect, and nobody minds."""
+def test_group_of_eight_may_end_simultaneously(launch, how, nodes, procs):
+    """Under torchrun, early ranks may exit while others are still connecting."""
     ran = launch("windlass", "group.py", how, nodes=nodes, procs=procs)
     assert ran.code == 0, ran.connection
     assert "Traceback" not in ran.connection
