@@ -1,4 +1,4 @@
-"""The static counts of `tools/count_structure.py`, on a small tree whose figures are known."""
+"""Static counts of `tools/count_structure.py`, on a small tree with known figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def join(word):
 
 @pytest.fixture(autouse=True)
 def no_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands of git must not find the repository of a hook that runs the tests."""
+    """Hide the repository of a git hook that runs the tests from git commands."""
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)
 
@@ -56,8 +56,8 @@ def test_counts_of_a_small_tree(tmp_path: Path) -> None:
     write_tree(tmp_path)
     sources = list_sources(tmp_path)
     assert [path.name for path in sources] == ["__init__.py", "join.py"]
-    # statements: 2 docstrings, 3 imports, def, assignment, return; lines: 6 of imports, def, 2 of text,
-    # return
+    # Statements: 2 docstrings, 3 imports, def, assignment, return. Lines: 6 of imports, def, 2 of text,
+    # return.
     counts = count(sources)
     assert counts == Counts(files=2, statements=8, code_lines=10, import_lines=6)
     assert counts.import_percent == 60.0

@@ -1,4 +1,4 @@
-"""What ranks ask of their job: addresses of the nodes, places of volumes."""
+"""Functions for ranks: addresses of the nodes and paths of volumes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from windlass.distributed import pod_ips, volume_path
 
 @pytest.fixture
 def ips():
-    def ips():  # inside a function, so that it travels by value
+    def ips():  # defined in a function, and therefore sent by value
         from windlass.distributed import pod_ips
 
         return pod_ips(), pod_ips(quorum_workers=2, quorum_timeout=30)
@@ -20,13 +20,13 @@ def ips():
     return ips
 
 
-def test_nodes_of_one_machine_are_all_here(ips):
+def test_nodes_of_one_machine_have_local_addresses(ips):
     found = wl.run(ips, nodes=2, procs=2, quiet=True)
     assert found == [(["127.0.0.1"] * 2, ["127.0.0.1"] * 2)] * 4
 
 
 @pytest.mark.cluster
-def test_every_pod_has_an_address_of_its_own(space, monkeypatch, ips):
+def test_every_pod_has_its_own_address(space, monkeypatch, ips):
     for name, value in space.settings.items():
         monkeypatch.setenv(name, value)
     found = wl.run(ips, nodes=2, procs=1, quiet=True)
@@ -36,7 +36,7 @@ def test_every_pod_has_an_address_of_its_own(space, monkeypatch, ips):
     assert found == [(addresses, addresses)] * 2
 
 
-def test_outside_of_a_rank_it_says_so():
+def test_outside_of_a_rank_it_raises():
     with pytest.raises(
         wl.SpecError, match="this process is not a rank\n  hint: call it in the function"
     ):
@@ -44,7 +44,7 @@ def test_outside_of_a_rank_it_says_so():
 
 
 @pytest.mark.parametrize("wanted", [0, 3, -1])
-def test_a_quorum_is_one_that_can_be_had(monkeypatch, wanted):
+def test_impossible_quorum_is_refused(monkeypatch, wanted):
     monkeypatch.setenv("WINDLASS_NODE_INDEXES", "2")
     with pytest.raises(wl.SpecError, match=f"must be 1 to 2, the number of nodes, not {wanted}"):
         pod_ips(quorum_workers=wanted)
@@ -52,7 +52,7 @@ def test_a_quorum_is_one_that_can_be_had(monkeypatch, wanted):
 
 @pytest.fixture
 def pod(monkeypatch):
-    """The surroundings of node 1 of 4, of which nobody knows the others."""
+    """Set the environment of node 1 of 4, whose peers have no addresses."""
     monkeypatch.setattr(socket, "gethostname", lambda: "job.invalid-2")
     for name, value in {
         "WINDLASS_NODE_INDEXES": ",0,2,3",
@@ -64,11 +64,11 @@ def pod(monkeypatch):
 
 @pytest.mark.usefixtures("pod")
 def test_nodes_that_never_get_an_address_are_named():
-    told = (
+    message = (
         r"1 of 3 nodes have an address after 0.1 s, 3 are wanted; "
         r"missing: job.invalid-0, job.invalid-3"
     )
-    with pytest.raises(TimeoutError, match=told):
+    with pytest.raises(TimeoutError, match=message):
         pod_ips(quorum_timeout=0.1)
 
 
@@ -90,7 +90,7 @@ def test_volumes_are_found_by_name(monkeypatch):
         volume_path("shared-data")
 
 
-def test_where_pods_have_no_names_it_says_so_at_once(pod, monkeypatch):
+def test_pods_without_names_raise_immediately(pod, monkeypatch):
     monkeypatch.setenv("WINDLASS_POD_HOSTS", "")
     with pytest.raises(wl.SpecError, match=r"pods of this job's engine have no host names"):
         pod_ips()

@@ -1,4 +1,4 @@
-"""Durations as people write them: read, refused with a clear word, and read back."""
+"""Durations in text: parsing, clear refusals, and round trips."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_refused_durations(text):
 
 
 @given(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99))
-def test_a_written_duration_reads_back(days, hours, minutes, seconds):
+def test_durations_round_trip(days, hours, minutes, seconds):
     parts = {"d": days, "h": hours, "m": minutes, "s": seconds}
     text = "".join(f"{n}{unit}" for unit, n in parts.items() if n) or "0s"
     assert read_duration(text) == ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 @given(st.floats(min_value=0, allow_infinity=False))
-def test_plain_seconds_read_back(seconds):
+def test_plain_seconds_round_trip(seconds):
     assert read_duration(seconds) == read_duration(repr(seconds)) == seconds
 
 

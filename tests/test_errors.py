@@ -1,4 +1,4 @@
-"""Errors: each says what to do next, belongs to a culprit, and survives a pickle."""
+"""Errors. Each has a hint and a place in the hierarchy, and survives pickling."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Special(errors.JobError):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_the_tree(cls, parent, exit_code):
+def test_hierarchy(cls, parent, exit_code):
     assert cls.__bases__ == (parent,)
     assert cls.exit_code == exit_code
     assert cls.__name__ in (errors.__doc__ or "")
@@ -72,9 +72,9 @@ def test_the_tree(cls, parent, exit_code):
 
 
 def _known():
-    mark = test_the_tree.pytestmark[0]
+    mark = test_hierarchy.pytestmark[0]
     return {case[0] for case in mark.args[1]}
 
 
-def test_what_may_succeed_later():
+def test_errors_that_may_be_retried():
     assert {cls.__name__ for cls in ALL if cls.retryable} == {"NodeLost", "WaitTimeout"}

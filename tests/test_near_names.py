@@ -20,23 +20,23 @@ def test_the_nearest_name(name: str, near: str) -> None:
     assert nearest(name, ()) == ""
 
 
-def test_how_much_alike_is_a_choice() -> None:
+def test_similarity_is_configurable() -> None:
     assert nearest("prosody", KNOWN, alike=0.5) == "procs"
     assert nearest("prosody", KNOWN, alike=0.8) == ""
 
 
-def test_a_hint_names_the_nearest_as_it_is_written_there() -> None:
+def test_hint_names_the_nearest_in_its_spelling() -> None:
     assert did_you_mean("nods", KNOWN) == "did you mean nodes?"
     assert did_you_mean("nods", KNOWN, show=repr) == "did you mean 'nodes'?"
     assert did_you_mean("a.py", ["b.py"], show=Path("sub").joinpath) == "did you mean sub/b.py?"
 
 
-def test_a_hint_where_no_name_is_alike() -> None:
+def test_hint_without_a_similar_name() -> None:
     assert did_you_mean("zzz", iter(KNOWN)) == "there are nodes, procs, memory"
     assert did_you_mean("zzz", KNOWN, "see --help") == "see --help"
 
 
-def test_nobody_else_guesses() -> None:
+def test_no_other_module_compares_names() -> None:
     guessing = re.compile(r"\bdifflib\b|get_close_matches")
     found = [path.name for path in SOURCES if guessing.search(path.read_text())]
     assert found == ["near_names.py"]

@@ -1,4 +1,4 @@
-"""The hosts of a mesh from its pods: their order, their ports, and what is missing."""
+"""Hosts of a mesh from its pods: their order, their ports, and missing ones."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def make_pod(index, label=SET, *, ready="True", env=()):
 
 
 @pytest.mark.parametrize("label", [JOB, SET])
-def test_hosts_are_in_the_order_of_their_indexes(label):
+def test_hosts_are_ordered_by_index(label):
     pods = [make_pod(index, label) for index in (2, 0, 1)]
     assert make_addresses(pods) == [f"tcp://10.0.0.{index}:26600" for index in range(3)]
 
 
-def test_a_pod_may_say_its_port():
+def test_pod_may_define_its_port():
     env = [{"name": "OTHER"}, {"name": "MONARCH_PORT", "value": "4444"}]
     assert make_addresses([make_pod(0, env=env)]) == ["tcp://10.0.0.0:4444"]
 
@@ -48,13 +48,13 @@ def test_a_mesh_that_is_not_complete(pods, message):
 
 
 def make_over(index, **status):
-    """A pod in whose place another one is."""
+    """Return a pod that has ended and was replaced."""
     pod = make_pod(index)
     pod["status"] = {**pod["status"], "podIP": "10.9.9.9", **status}
     return pod
 
 
-def test_pods_that_are_over_are_no_hosts():
+def test_ended_pods_are_not_hosts():
     deleted = make_over(1)
     deleted["metadata"]["deletionTimestamp"] = "2026-01-31T12:00:00Z"
     pods = [make_pod(0), make_pod(1), make_over(0, phase="Failed"), deleted]
@@ -63,7 +63,7 @@ def test_pods_that_are_over_are_no_hosts():
         make_addresses([make_over(0, phase="Succeeded")])
 
 
-def test_of_two_that_live_the_newer_one_is_taken():
+def test_newer_of_two_running_pods_is_used():
     pods = [make_pod(0), make_over(0)]
     for pod, at in zip(pods, ("2026-01-31T12:00:09Z", "2026-01-31T12:00:01Z"), strict=True):
         pod["metadata"]["creationTimestamp"] = at

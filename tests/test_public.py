@@ -1,4 +1,4 @@
-"""What users import: the names are frozen, and importing them costs nothing."""
+"""Public names, which are frozen and cheap to import."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ def test_the_public_names_are_frozen():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_public_name_is_there(name):
+def test_every_public_name_exists(name):
     assert getattr(windlass, name) is not None
 
 
-def test_other_names_are_not():
+def test_unknown_names_raise():
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = windlass.nonsense
 
 
 def _modules(code: str) -> set[str]:
-    told = f"{code}\nimport json, sys; print(json.dumps(list(sys.modules)))"
+    script = f"{code}\nimport json, sys; print(json.dumps(list(sys.modules)))"
     answer = subprocess.run(
-        [sys.executable, "-c", told], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     return set(json.loads(answer.stdout))
 
 
-def test_importing_the_package_loads_next_to_nothing():
+def test_importing_the_package_loads_few_modules():
     bare, loaded = _modules(""), _modules("import windlass")
     heavy = {"torch", "numpy", "click", "yaml", "asyncio", "cloudpickle", "pathspec", "socket"}
     assert not heavy & (loaded - bare)
     assert len(loaded - bare) < 60
 
 
-def test_report_loads_little():
+def test_report_loads_few_modules():
     loaded = _modules("import windlass; windlass.report") - _modules("")
     assert (
         not {"torch", "numpy", "click", "yaml", "asyncio", "cloudpickle", "windlass.client"}
@@ -56,7 +56,7 @@ def test_report_loads_little():
     )
 
 
-def test_the_version_is_the_package_s():
+def test_version_is_that_of_the_package():
     from importlib.metadata import version
 
     assert version("windlass") == windlass.__version__

@@ -1,4 +1,4 @@
-"""A user's module is imported in ranks, too, where only the agent's archive may be: nothing breaks there."""
+"""User modules in ranks. They must import even where only the agent's archive is available."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ except AttributeError as error:
 """
 
 
-def test_in_the_archive_alone(tmp_path):
+def test_import_from_the_archive_alone(tmp_path):
     archive = tmp_path / "agent.pyz"
     archive.write_bytes(build_archive())
     (tmp_path / "user_module.py").write_text(MODULE)

@@ -1,4 +1,4 @@
-"""Records: whatever is written can be read, and what cannot be read is refused as a ProtocolError."""
+"""Records. Everything written can be read, and unreadable input raises ProtocolError."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_field_that_is_refused_is_named_with_the_records_around_it():
         records.read(JobStatus, {**GOOD, "progress": {"step": "x"}})
 
 
-def test_what_has_no_form_in_json_is_not_written():
+def test_values_without_a_json_form_are_refused():
     with pytest.raises(TypeError, match="cannot be written as JSON"):
         records.to_json({"a": [object()]})
 
@@ -109,7 +109,7 @@ class _Odd:
     table: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def test_numbers_that_json_lacks_become_text_and_come_back():
+def test_nan_and_infinity_round_trip_as_text():
     for number in (math.inf, -math.inf):
         data = records.to_json(_Odd(number=number))
         json.dumps(data, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Settings: order of sources, where a value came from, and what is refused with which words."""
+"""Settings: the order of sources, the source of a value, and the messages of refused ones."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_defaults(project, home):
     assert {settings.origin(name) for name, _ in settings.items()} == {"default"}
 
 
-def test_the_strongest_source_wins_and_is_named(project, home):
+def test_source_of_highest_priority_wins_and_is_named(project, home):
     user_file = write_user_file(home, "nodes = 2\nprocs = 2\nrestarts = 2\nname = 'user'\n")
     (project / "windlass.toml").write_text("nodes = 3\nprocs = 3\nrestarts = 3\n")
     settings = read(
@@ -119,16 +119,16 @@ def test_the_strongest_source_wins_and_is_named(project, home):
     assert settings.origin("engine") == "default"
 
 
-def test_a_flag_that_is_none_and_an_empty_variable_were_not_given(project, home):
+def test_none_flags_and_empty_variables_count_as_not_given(project, home):
     settings = read(project, home, environ={"WINDLASS_PROCS": ""}, nodes=None)
     assert (settings.origin("nodes"), settings.origin("procs")) == ("default", "default")
 
 
-def test_foreign_variables_are_left_alone(project, home):
+def test_foreign_variables_are_ignored(project, home):
     assert read(project, home, environ={"WINDLASS_ENV": "x", "WINDLASS_RANK": "1"}).env == {}
 
 
-def test_the_nearest_project_file_counts_and_ends_the_search(project, home):
+def test_only_the_nearest_project_file_is_read(project, home):
     (project / "windlass.toml").write_text("nodes = 3\nprocs = 3\n")
     (project / "src" / "pyproject.toml").write_text("[tool.windlass]\nnodes = 2\n")
     settings = read(project / "src" / "deep", home)
@@ -136,7 +136,7 @@ def test_the_nearest_project_file_counts_and_ends_the_search(project, home):
     assert settings.origin("nodes") == str(project / "src" / "pyproject.toml")
 
 
-def test_a_pyproject_without_our_table_is_passed_by(project, home):
+def test_pyproject_without_our_table_is_skipped(project, home):
     (project / "windlass.toml").write_text("nodes = 3\n")
     (project / "src" / "pyproject.toml").write_text("[project]\nname = 'windlass-user'\n")
     assert read(project / "src", home).nodes == 3
@@ -148,7 +148,7 @@ def test_windlass_toml_wins_over_pyproject_in_one_folder(project, home):
     assert read(project, home).nodes == 3
 
 
-def test_the_table_of_variables_is_joined_over_its_sources(project, home):
+def test_table_of_variables_is_merged_over_its_sources(project, home):
     user_file = write_user_file(home, "[env]\nA = 'user'\nB = 'user'\nC = 'user'\n")
     (project / "pyproject.toml").write_text("[tool.windlass.env]\nB = 'project'\nN = 4\n")
     settings = read(project, home, env=["C=flag", "D=x=y"])
@@ -179,12 +179,12 @@ def test_home(project, home, environ, expected):
     assert found == expected.format(home=home, project=project)
 
 
-def test_a_path_in_a_file_is_seen_from_that_file(project, home):
+def test_path_in_a_file_is_relative_to_that_file(project, home):
     (project / "windlass.toml").write_text("home = '.jobs'\n")
     assert read(project / "src" / "deep", home).home == str(project / ".jobs")
 
 
-def test_what_pods_are_like_may_stand_in_a_file(project, home):
+def test_pod_settings_may_be_in_a_file(project, home):
     (project / "windlass.toml").write_text(
         "nodes = '2:4'\nmemory = '8Gi'\ncpus = 2\nin_image = true\nvolumes = ['a,b:/a']\n"
         "patch = 'pod.yaml'\n[labels]\nteam = 'x'\n[requests]\ncpus = 1\n"
@@ -331,7 +331,7 @@ def test_refused_in_a_file(project, home, text, message):
     assert message.format(file=project / "windlass.toml") in refused(project / "src", home)
 
 
-def test_a_mistake_in_a_file_is_told_even_when_a_flag_wins(project, home):
+def test_mistake_in_a_file_is_reported_even_if_a_flag_wins(project, home):
     (project / "windlass.toml").write_text("nodes = 0")
     assert "nodes in" in refused(project, home, nodes=2)
 

@@ -1,4 +1,4 @@
-"""The suite handles signals and descriptors as in a terminal, however it is started."""
+"""Signals and descriptors of the suite, which are those of a terminal however it is started."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_programs_start_as_in_a_terminal():
     assert inherited == "[0, 1, 2, 3]\n"  # the last one lists them
 
 
-def test_so_they_do_under_nohup():
+def test_programs_under_nohup_start_as_in_a_terminal():
     this = f"{__file__}::{test_programs_start_as_in_a_terminal.__name__}"
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""Benchmarks are programs: their modules import each other from their own folder."""
+"""Loader of benchmarks, which are programs whose modules import each other from their own folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def load() -> Iterator[object]:
-    """Modules of a benchmark by name; afterwards they are forgotten."""
+    """Return a function that loads a benchmark's modules by name. They are unloaded on exit."""
     before = set(sys.modules)
     sys.path.insert(0, str(_FOLDER))
     try:

@@ -1,4 +1,4 @@
-"""What the benchmark on Kubernetes makes of what it measured."""
+"""Evaluation of measurements by the benchmark on Kubernetes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def bench(load) -> ModuleType:
     return load("kubernetes")
 
 
-def test_stamps_are_found_in_any_output(load):
+def test_timestamps_are_found_in_any_output(load):
     text = '[0/0] BENCH {"rank": 0, "reduced": 1.5}\nnoise BENCH\n[rank1]:BENCH {"rank": 1, "reduced": 2.0}\n'
 
     found = load("kubernetes_place").read_stamps(text)
@@ -28,7 +28,7 @@ def test_a_start_takes_as_long_as_its_slowest_rank(load):
 
 
 @pytest.mark.parametrize("ranks", [[0], [0, 0], [0, 1, 1], []])
-def test_a_rank_that_is_missing_or_doubled_is_no_measurement(load, ranks):
+def test_missing_or_duplicate_rank_invalidates_the_measurement(load, ranks):
     stamps = [{"rank": rank, "reduced": 1.0} for rank in ranks]
 
     with pytest.raises(SystemExit, match=r"ranks 0\.\.1 were expected"):
@@ -43,7 +43,7 @@ def test_ratios_are_of_medians(bench):
     assert row.is_met is False
 
 
-def test_the_table_says_what_is_met_missed_and_not_there(bench):
+def test_table_shows_met_missed_and_absent_targets(bench):
     rows = [
         bench.Row(key="statefulset", ours_s=[2.0], peer_s=[4.0]),
         bench.Row(key="trainjob", ours_s=[2.0], peer_s=None),
@@ -73,7 +73,7 @@ def test_each_engine_is_compared_with_its_own_operator(bench, load):
     assert "| not installed | 40.00 s |" in bench.render_table(rows[2:])
 
 
-def test_every_contestant_keeps_its_pods_apart(load):
+def test_every_engine_keeps_its_pods_on_separate_nodes(load):
     manifests = load("kubernetes_manifests")
     floor = manifests.make_floor("floor", image="i:1", nodes=2)
     train = manifests.make_train_job("train", image="i:1", nodes=2, procs=1, script="pass")

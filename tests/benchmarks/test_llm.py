@@ -1,4 +1,4 @@
-"""What the benchmark of the LLM recipe makes of what it measured; and, at toy size, that all of it runs."""
+"""Evaluation of measurements by the benchmark of the LLM recipe, and a complete run at toy size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 _PROGRAM = Path(__file__).parents[2] / "benchmarks" / "llm.py"
 
 
-def test_each_case_is_held_against_its_peers_of_the_same_run(load):
+def test_each_case_is_compared_with_its_peers_of_the_same_run(load):
     speeds = {"hf-trainer": 40.0, "bf16": 60.0, "fp8": 75.0, "lora": 77.0, "lora-fp8": 90.0}
     seen = {name: {"tokens_per_s": speed} for name, speed in speeds.items()}
 
@@ -29,7 +29,7 @@ def test_each_case_is_held_against_its_peers_of_the_same_run(load):
     ]
 
 
-def test_packed_rows_are_held_against_padded_ones(load):
+def test_packed_rows_are_compared_with_padded_ones(load):
     seen = {
         "bf16-mixed": {"tokens_per_s": 64.0, "rows_used": 0.999},
         "padded": {"tokens_per_s": 16.0, "rows_used": 0.234},
@@ -43,13 +43,13 @@ def test_packed_rows_are_held_against_padded_ones(load):
     ]
 
 
-def test_nothing_is_said_of_speed_where_it_was_not_measured(load):
+def test_unmeasured_speed_is_not_reported(load):
     seen = {"matmul_flops_per_s": 1e12, "saves": {"tokens_per_s": 1.0}}
 
     assert load("llm_speed").describe_speed(seen, precisions=("bf16", "fp8")) == []
 
 
-def test_how_much_of_the_rows_is_used_is_what_the_recipe_says(load):
+def test_used_share_of_rows_matches_the_recipe(load):
     line = "[DATA] a%20b.jsonl: 9 documents, 70 tokens in 6 rows, 91.1% used, 0 documents split"
 
     assert load("llm_runs").read_rows_used(f"x\n{line}\ny") == pytest.approx(0.911)
@@ -57,13 +57,13 @@ def test_how_much_of_the_rows_is_used_is_what_the_recipe_says(load):
         load("llm_runs").read_rows_used("nothing")
 
 
-def test_a_save_costs_what_steps_with_it_take_longer(load):
+def test_cost_of_a_save_is_the_added_step_time(load):
     find_stalls_ms = load("llm_saves").find_stalls_ms
-    # saves at steps 8, 16 and 24: in the second window, the fourth and the last, which is not counted
+    # Saves at steps 8, 16 and 24 are in windows two, four and five. The last window does not count.
     windows = [(5, 30.0, 0.0), (10, 5.0, 0.02), (15, 5.0, 0.0), (20, 5.01, 0.0), (25, 9.0, 0.0)]
 
     assert find_stalls_ms(windows) == [20.0, 10.0]
-    # one of the last step of a window holds up the window after it
+    # A save at the last step of a window delays the next window.
     windows = [(4, 30.0, 0.0), (8, 4.0, 0.0), (12, 4.1, 0.0), (15, 3.0, 0.0), (20, 9.0, 0.0)]
     assert find_stalls_ms(windows) == [100.0]
     assert all(math.isnan(stall) for stall in find_stalls_ms([(5, 1, 0), (10, 1, 0), (15, 1, 0)]))
@@ -81,12 +81,12 @@ def test_losses_are_equal_within_two_sigma_of_the_seeds(load, fp8, verdict):
 
     *_, line = load("llm_losses").describe_losses(seen, precisions=("bf16", "fp8"))
 
-    assert line == f"apart by {fp8 - 3:.4f}, 2 sigma are 0.0200: {verdict}"
+    assert line == f"difference {fp8 - 3:.4f}, 2 sigma 0.0200: {verdict}"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_all_of_it_runs_at_toy_size(tmp_path):
+def test_benchmark_runs_at_toy_size(tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
     results = tmp_path / "results.json"

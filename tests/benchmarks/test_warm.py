@@ -1,4 +1,4 @@
-"""What the benchmark of warm compute makes of what it measured, and what it takes for an answer."""
+"""Evaluation of measurements by the benchmark of warm compute, and the answers it accepts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def case(load):
     return load("warm_case")
 
 
-def test_a_peer_is_held_against_the_line_it_names(case):
+def test_peer_is_compared_with_the_line_it_names(case):
     ours = case.Line(case="edit", who="windlass", seconds=[0.1, 0.2, 9.0], limit_s=0.25)
     theirs = case.Line(case="edit", who="x", seconds=[20.0], against="windlass", times=60)
     other = case.Line(case="other", who="x", seconds=[20.0], against="windlass", times=60)
@@ -29,7 +29,7 @@ def test_a_peer_is_held_against_the_line_it_names(case):
     assert case.find_ratio(other, [ours, theirs, other]) is None
 
 
-def test_the_worst_of_few_is_the_slowest_and_of_many_the_99th_percentile(case):
+def test_worst_is_the_slowest_of_few_and_the_99th_percentile_of_many(case):
     few = case.Line(case="a", who="b", seconds=[3.0, 1.0, 2.0])
     many = case.Line(case="a", who="b", seconds=[float(n) for n in range(200)])
 
@@ -37,7 +37,7 @@ def test_the_worst_of_few_is_the_slowest_and_of_many_the_99th_percentile(case):
     assert many.worst_s == 198.0
 
 
-def test_a_peer_that_is_not_here_says_how_to_get_it(case, load):
+def test_missing_peer_has_an_install_hint(case, load):
     note = load("warm_setup").INSTALL["monarch"]
 
     table = case.render_table([case.Line(case="empty", who="monarch", note=note)])
@@ -45,7 +45,7 @@ def test_a_peer_that_is_not_here_says_how_to_get_it(case, load):
     assert "pip install torchmonarch" in table
 
 
-def test_old_code_or_a_missing_rank_is_no_measurement(load):
+def test_old_code_or_a_missing_rank_invalidates_the_measurement(load):
     project = load("warm_project")
     answers = [{"rank": 0, "number": 101, "at": 5.0}, {"rank": 1, "number": 101, "at": 7.0}]
 
@@ -68,7 +68,7 @@ def test_an_edit_changes_one_file_and_no_size(load, tmp_path):
     assert len(changed[0].read_bytes()) == len(before[changed[0]])
 
 
-def test_the_memory_that_something_takes_is_seen(load):
+def test_used_memory_is_measured(load):
     left, looks = [1000], []
 
     def available():
@@ -84,7 +84,7 @@ def test_the_memory_that_something_takes_is_seen(load):
     assert load("warm_memory").read_available() > 0
 
 
-def test_marked_processes_are_found_while_they_live(load):
+def test_marked_processes_are_found_while_running(load):
     marked = load("warm_memory").Marked("BENCH_RUN=of-this-test")
     env = {**os.environ, "BENCH_RUN": "of-this-test"}
     with subprocess.Popen(

@@ -1,1 +1,1 @@
-"""Tests of the bundle: which files travel, and that they arrive whole and nowhere else."""
+"""Tests of the bundle: the files that are sent, and their complete arrival in the right place only."""

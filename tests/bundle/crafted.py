@@ -1,4 +1,4 @@
-"""Archives as an enemy would write them: nothing is checked, everything can be said."""
+"""Archives as an attacker would write them. Nothing is checked, and everything can be expressed."""
 
 from __future__ import annotations
 

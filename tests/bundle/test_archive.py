@@ -25,7 +25,7 @@ def pack(root: Path, paths: list[str]) -> bytes:
 
 @settings(deadline=None, max_examples=60)
 @given(trees())
-def test_there_and_back(tree: Tree) -> None:
+def test_archive_round_trips(tree: Tree) -> None:
     with tempfile.TemporaryDirectory() as source, tempfile.TemporaryDirectory() as dest:
         write_tree(Path(source), tree)
         manifest = extract(io.BytesIO(pack(Path(source), list(tree))), Path(dest))
@@ -91,7 +91,7 @@ def test_a_file_that_becomes_a_link_is_not_followed(tmp_path: Path) -> None:
         write_archive(tmp_path, delta, io.BytesIO())
 
 
-def test_large_files_pass_in_pieces(tmp_path: Path) -> None:
+def test_large_files_are_read_in_pieces(tmp_path: Path) -> None:
     tree: Tree = {"w.bin": File(os.urandom(3 << 20) + b"tail"), "z": File(b"")}
     write_tree(tmp_path / "s", tree)
     extract(io.BytesIO(pack(tmp_path / "s", list(tree))), tmp_path / "d")

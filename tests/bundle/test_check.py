@@ -22,7 +22,7 @@ def only(findings: tuple[Finding, ...]) -> Finding:
     return finding
 
 
-def test_plain_files_are_fine(tmp_path: Path) -> None:
+def test_plain_files_pass(tmp_path: Path) -> None:
     touch(tmp_path, "a.py", "b/c.py")
     (tmp_path / "l").symlink_to("b/c.py")
     assert find_problems(tmp_path, ("a.py", "b/c.py", "l")) == ()
@@ -39,7 +39,7 @@ def test_secrets_are_refused_unless_allowed_by_name(tmp_path: Path) -> None:
     assert find_problems(tmp_path, ["deploy/.env"], allow=("other",)) != ()
 
 
-def test_doubtful_names_warn_and_pass(tmp_path: Path) -> None:
+def test_suspicious_names_warn_and_pass(tmp_path: Path) -> None:
     touch(tmp_path, "secrets.yaml")
     findings = find_problems(tmp_path, ["secrets.yaml"])
     assert only(findings).severity is Severity.WARN
@@ -68,7 +68,7 @@ def test_all_files_together_over_the_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["/etc/hostname", "..", "../sibling", "inner/../.."])
-def test_links_that_leave(tmp_path: Path, target: str) -> None:
+def test_links_out_of_the_root(tmp_path: Path, target: str) -> None:
     root = tmp_path / "root"
     (root / "inner").mkdir(parents=True)
     (root / "l").symlink_to(target)
@@ -77,7 +77,7 @@ def test_links_that_leave(tmp_path: Path, target: str) -> None:
     assert target in finding.message
 
 
-def test_links_that_leave_through_another(tmp_path: Path) -> None:
+def test_links_out_of_the_root_through_another_link(tmp_path: Path) -> None:
     touch(tmp_path, "root/a/x.py")
     root = tmp_path / "root"
     (root / "a/up").symlink_to("..")
@@ -85,7 +85,7 @@ def test_links_that_leave_through_another(tmp_path: Path) -> None:
     assert only(find_problems(root, ["a/up", "a/x.py", "sly"])).path == "sly"
 
 
-def test_links_to_what_stays_at_home_only_warn(tmp_path: Path) -> None:
+def test_links_to_excluded_files_only_warn(tmp_path: Path) -> None:
     touch(tmp_path, "here.py", "ignored.py")
     for name, target in (("ok", "here.py"), ("dead", "gone"), ("lost", "ignored.py"), ("top", ".")):
         (tmp_path / name).symlink_to(target)
@@ -95,14 +95,14 @@ def test_links_to_what_stays_at_home_only_warn(tmp_path: Path) -> None:
     refuse(findings)
 
 
-def test_an_absolute_link_inside_the_root_is_fine(tmp_path: Path) -> None:
+def test_absolute_link_inside_the_root_passes(tmp_path: Path) -> None:
     touch(tmp_path, "a.py")
     (tmp_path / "l").symlink_to(tmp_path / "a.py")
     assert find_problems(tmp_path, ["a.py", "l"]) == ()
 
 
 def test_pipes_sockets_and_devices() -> None:
-    # A socket's path is short by law, and a temporary folder of the tests is not.
+    # Socket paths have a length limit, which temporary folders of tests exceed.
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         os.mkfifo(Path(folder, "pipe"))
         listener.bind(str(Path(folder, "socket")))
@@ -111,7 +111,7 @@ def test_pipes_sockets_and_devices() -> None:
     assert only(find_problems(Path("/dev"), ["null"])).kind is FindingKind.SPECIAL
 
 
-def test_names_that_cannot_travel(tmp_path: Path) -> None:
+def test_names_that_cannot_be_sent(tmp_path: Path) -> None:
     for name in ("back\\slash", "C:drive", "raw\udcff"):
         (tmp_path / name).write_text("")
     findings = find_problems(tmp_path, select_files(tmp_path))
@@ -122,7 +122,7 @@ def test_names_that_cannot_travel(tmp_path: Path) -> None:
     str(caught.value).encode()
 
 
-def test_what_has_just_gone(tmp_path: Path) -> None:
+def test_file_deleted_during_the_check(tmp_path: Path) -> None:
     finding = only(find_problems(tmp_path, ["gone.py"]))
     assert finding.kind is FindingKind.UNREADABLE
     assert "No such file" in finding.message
@@ -130,7 +130,7 @@ def test_what_has_just_gone(tmp_path: Path) -> None:
 
 @pytest.fixture
 def without_rights() -> Iterator[Path]:
-    """A project with locked parts, seen by a user who may not read them (root may read all)."""
+    """Return a project with locked parts, seen by a user who may not read them. Root may read everything."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         touch(root, "locked.py", "closed/x.py", "open.py")
@@ -163,7 +163,7 @@ def test_one_error_names_all(tmp_path: Path) -> None:
     assert ".windlassignore" in caught.value.hint
 
 
-def test_a_long_list_is_cut(tmp_path: Path) -> None:
+def test_long_list_is_truncated(tmp_path: Path) -> None:
     names = [f"{number:02}.key" for number in range(33)]
     touch(tmp_path, *names)
     with pytest.raises(BundleError) as caught:

@@ -40,14 +40,14 @@ def test_from_a_project_to_a_node_and_again_after_an_edit(tmp_path: Path) -> Non
     assert scan(node, [entry.path for entry in there.entries]) == second.manifest
 
 
-def test_a_secret_stops_it_and_a_name_lets_it_through(tmp_path: Path) -> None:
+def test_secret_is_refused_unless_allowed_by_name(tmp_path: Path) -> None:
     touch(tmp_path, "train.py", ".env")
     with pytest.raises(BundleError, match=r"\.env: looks like a secret"):
         collect(tmp_path)
     assert len(collect(tmp_path, allow=(".env",)).manifest.entries) == 2
 
 
-def test_an_ignored_secret_is_no_matter(tmp_path: Path) -> None:
+def test_ignored_secret_is_accepted(tmp_path: Path) -> None:
     touch(tmp_path, "train.py", ".env")
     touch(tmp_path, ".windlassignore", text=".env\n")
     assert [entry.path for entry in collect(tmp_path).manifest.entries] == [

@@ -35,7 +35,7 @@ evil_entries = st.one_of(
 
 
 def attempt(dest: Path, entries: list[FileEntry], base: Manifest) -> Manifest:
-    """Apply entries, and the removal of what is not among them, as an enemy would."""
+    """Apply entries and remove all others, as an attacker would."""
     removed = tuple({entry.path for entry in base.entries} - {entry.path for entry in entries})
     delta = delta_of(entries, base=base.digest, removed=removed)
     contents = {entry.path: b"evil" for entry in entries}
@@ -84,13 +84,13 @@ def test_a_damaged_archive_changes_nothing(data: st.DataObject) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(st.binary(max_size=300))
-def test_noise_is_refused(noise: bytes) -> None:
+def test_random_bytes_are_refused(noise: bytes) -> None:
     for blob in (noise, gzip.compress(noise)):
         with tempfile.TemporaryDirectory() as folder, pytest.raises(WindlassError):
             extract(io.BytesIO(blob), Path(folder))
 
 
-def test_a_link_of_the_users_code_is_not_written_through(tmp_path: Path) -> None:
+def test_link_made_by_user_code_is_not_followed(tmp_path: Path) -> None:
     touch(tmp_path, "out/x.py", text="mine")
     dest = tmp_path / "dest"
     dest.mkdir()
@@ -103,7 +103,7 @@ def test_a_link_of_the_users_code_is_not_written_through(tmp_path: Path) -> None
     assert read_tree(dest)["file.py"] == File(b"new")
 
 
-def test_a_link_through_a_link_of_the_users_code_is_refused(tmp_path: Path) -> None:
+def test_link_through_a_link_made_by_user_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     dest = tmp_path / "dest"
     dest.mkdir()
@@ -139,7 +139,7 @@ def test_removal_does_not_follow_links(tmp_path: Path) -> None:
     assert (tmp_path / "out/a.py").exists()
 
 
-def test_a_package_becomes_a_file_in_spite_of_its_compiled_rest(tmp_path: Path) -> None:
+def test_package_becomes_a_file_despite_compiled_files(tmp_path: Path) -> None:
     old = make_manifest([entry_of("model/__init__.py")])
     extract(archive_of(make_delta(EMPTY, old), {}), tmp_path)
     touch(tmp_path, "model/__pycache__/__init__.cpython-311.pyc")
@@ -175,7 +175,7 @@ def test_modes_come_from_the_delta_alone(tmp_path: Path) -> None:
         tarfile.DIRTYPE,
     ],
 )
-def test_only_plain_members_are_read(tmp_path: Path, kind: bytes) -> None:
+def test_only_regular_members_are_read(tmp_path: Path, kind: bytes) -> None:
     delta = delta_of([entry_of("a")])
     blob = packed([header(delta), member("files/a", type=kind, linkname="/etc/passwd")])
     with pytest.raises(BundleError, match="in place of the plain file"):
@@ -195,7 +195,7 @@ def test_only_plain_members_are_read(tmp_path: Path, kind: bytes) -> None:
         ([member("files/a", b"x"), member("../evil", b"x")], "more files"),
     ],
 )
-def test_the_archive_must_keep_the_deltas_word(
+def test_archive_must_match_the_delta(
     tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]], word: str
 ) -> None:
     with pytest.raises(BundleError, match=word) as caught:
@@ -211,14 +211,14 @@ def test_the_size_is_bounded_before_anything_is_written(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_bomb_behind_the_last_file_goes_off_early(tmp_path: Path) -> None:
+def test_bomb_after_the_last_file_is_refused_early(tmp_path: Path) -> None:
     plain = gzip.decompress(archive_of(delta_of([entry_of("a", b"x")]), {"a": b"x"}).getvalue())
     with pytest.raises(BundleError, match="more data than its header states"):
         extract(io.BytesIO(gzip.compress(plain + bytes(64 << 20))), tmp_path)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_bomb_in_a_tar_header_goes_off_early(tmp_path: Path) -> None:
+def test_bomb_in_a_tar_header_is_refused_early(tmp_path: Path) -> None:
     info = tarfile.TarInfo("x")
     info.type, info.size = tarfile.XHDTYPE, 1 << 30
     with pytest.raises(BundleError, match="header is too long"):
@@ -238,13 +238,15 @@ def test_a_bomb_in_a_tar_header_goes_off_early(tmp_path: Path) -> None:
         (b'{"version": 1, "base": "", "digest": "", "written": [7]}', ProtocolError),
     ],
 )
-def test_a_table_that_is_none(tmp_path: Path, table: bytes, error: type[WindlassError]) -> None:
+def test_malformed_table_is_refused(
+    tmp_path: Path, table: bytes, error: type[WindlassError]
+) -> None:
     with pytest.raises(error) as caught:
         extract(packed([member("delta.json", table)]), tmp_path)
     assert caught.value.hint
 
 
-def test_a_name_that_is_no_text_on_disk(tmp_path: Path) -> None:
+def test_name_that_cannot_be_encoded_is_refused(tmp_path: Path) -> None:
     delta = delta_of([entry_of("a\udcff")])
     blob = packed([header(delta), member("files/a")])
     assert "\\udcff" in json.dumps("a\udcff")
@@ -252,7 +254,7 @@ def test_a_name_that_is_no_text_on_disk(tmp_path: Path) -> None:
         extract(blob, tmp_path)
 
 
-def test_the_digest_of_the_sender_counts(tmp_path: Path) -> None:
+def test_digest_of_the_sender_is_checked(tmp_path: Path) -> None:
     delta = delta_of([entry_of("a")])
     with pytest.raises(BundleError, match="was expected"):
         extract(archive_of(delta, {}), tmp_path, expected="0" * 64)
@@ -265,7 +267,7 @@ def test_a_delta_for_another_base_is_refused(tmp_path: Path) -> None:
         extract(archive_of(make_delta(old, old), {}), tmp_path)
 
 
-def test_the_same_delta_twice_is_no_harm(tmp_path: Path) -> None:
+def test_applying_a_delta_twice_is_harmless(tmp_path: Path) -> None:
     old, new = make_manifest([entry_of("d/a")]), make_manifest([entry_of("b"), link_of("l", "b")])
     extract(archive_of(make_delta(EMPTY, old), {}), tmp_path)
     for _ in range(2):
@@ -273,13 +275,13 @@ def test_the_same_delta_twice_is_no_harm(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["b", "l"]
 
 
-def test_a_disk_error_is_told(tmp_path: Path) -> None:
+def test_disk_error_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BundleError, match="cannot unpack the bundle into"):
         extract(archive_of(delta_of([entry_of("a")]), {}), tmp_path / "file")
 
 
-def test_the_reading_half_needs_the_standard_library_only() -> None:
+def test_extraction_imports_only_the_standard_library() -> None:
     source = Path(windlass.errors.__file__).parents[1]
     program = (
         f"import sys; sys.path.insert(0, {str(source)!r}); import windlass.bundle.archive as e;"

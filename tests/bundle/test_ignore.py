@@ -10,7 +10,7 @@ from windlass.errors import BundleError
 from .trees import touch
 
 
-def test_the_deepest_file_with_an_opinion_wins(tmp_path: Path) -> None:
+def test_deepest_file_with_a_matching_rule_wins(tmp_path: Path) -> None:
     touch(tmp_path, OWN_FILE, text="*.log\ndata/\n")
     touch(tmp_path, f"a/{OWN_FILE}", text="!keep.log\n")
     rules = add_file(add_file(NO_RULES, tmp_path, OWN_FILE), tmp_path, f"a/{OWN_FILE}")
@@ -23,7 +23,7 @@ def test_the_deepest_file_with_an_opinion_wins(tmp_path: Path) -> None:
     assert rules.verdict("train.py") is None
 
 
-def test_a_rule_speaks_for_its_own_folder_only(tmp_path: Path) -> None:
+def test_rule_applies_to_its_own_folder_only(tmp_path: Path) -> None:
     touch(tmp_path, f"a/{OWN_FILE}", text="/x.py\n")
     rules = add_file(NO_RULES, tmp_path, f"a/{OWN_FILE}")
     assert rules.verdict("a/x.py") is True
@@ -32,7 +32,7 @@ def test_a_rule_speaks_for_its_own_folder_only(tmp_path: Path) -> None:
     assert not rules.negates
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_pattern(tmp_path: Path) -> None:
+def test_byte_order_mark_is_not_part_of_the_first_pattern(tmp_path: Path) -> None:
     touch(tmp_path, OWN_FILE, text="\ufeff*.bin\n")
     assert add_file(NO_RULES, tmp_path, OWN_FILE).verdict("x.bin") is True
 

@@ -60,7 +60,7 @@ def test_the_digest_depends_on_everything_else(change: dict[str, object]) -> Non
 
 
 def test_the_digest_is_frozen() -> None:
-    """A change here makes every cached bundle stale: it needs a new version."""
+    """Changing it makes every cached bundle stale, and needs a new version."""
     manifest = make_manifest(
         [entry_of("a", b"1"), entry_of("ü", b"", executable=True), link_of("l", "a")]
     )
@@ -84,7 +84,7 @@ def test_nothing_changed_is_an_empty_delta(tree: Tree) -> None:
 
 
 @given(trees(), trees())
-def test_json_there_and_back(first: Tree, second: Tree) -> None:
+def test_json_round_trips(first: Tree, second: Tree) -> None:
     manifest = manifest_of(first)
     delta = make_delta(manifest, manifest_of(second))
     assert records.read(Manifest, json.loads(json.dumps(records.to_json(manifest)))) == manifest
@@ -103,7 +103,7 @@ def test_json_there_and_back(first: Tree, second: Tree) -> None:
         ([entry_of("a", size_bytes=-1)], "size or hash"),
     ],
 )
-def test_what_cannot_be_a_bundle(entries: list[FileEntry], word: str) -> None:
+def test_invalid_bundles_are_refused(entries: list[FileEntry], word: str) -> None:
     with pytest.raises(BundleError, match=word):
         make_manifest(entries)
 
@@ -115,7 +115,7 @@ def test_a_delta_fits_its_base_only() -> None:
     assert "whole bundle" in caught.value.hint
 
 
-def test_a_delta_must_keep_its_word() -> None:
+def test_delta_must_match_its_digest() -> None:
     old, new = make_manifest([entry_of("a", b"1")]), make_manifest([entry_of("a", b"2")])
     delta = make_delta(old, new)
     with pytest.raises(BundleError, match="but states"):

@@ -55,10 +55,10 @@ def test_good_links(path: str, target: str) -> None:
     assert link_fault(path, target) is None
 
 
-def test_parents_come_nearest_first() -> None:
+def test_parents_are_listed_nearest_first() -> None:
     assert parents_of("a/b/c.py") == ("a/b", "a")
     assert parents_of("c.py") == ()
 
 
-def test_shown_hides_what_a_terminal_would_obey() -> None:
+def test_shown_hides_control_characters() -> None:
     assert shown("é\x1b[2J\n\udc80") == "é\\x1b[2J\\n\\udc80"

@@ -20,7 +20,7 @@ def later() -> int:
     return time.time_ns() + 10_000_000_000
 
 
-def test_entries_say_what_is_there(tmp_path: Path) -> None:
+def test_entries_describe_the_files(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_bytes(b"#!/bin/sh\n")
     (tmp_path / "run.sh").chmod(0o6755)
     touch(tmp_path, "a.py", text="x")
@@ -39,7 +39,7 @@ def test_entries_say_what_is_there(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(trees())
-def test_the_digest_knows_no_place_and_no_time(tree: Tree) -> None:
+def test_digest_is_independent_of_location_and_time(tree: Tree) -> None:
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
         write_tree(Path(first), tree)
         write_tree(Path(second), dict(reversed(tree.items())))
@@ -49,7 +49,7 @@ def test_the_digest_knows_no_place_and_no_time(tree: Tree) -> None:
         assert scan(Path(second), reversed(list(tree))) == here
 
 
-def test_a_link_is_rewritten_to_travel(tmp_path: Path) -> None:
+def test_link_is_rewritten_for_the_bundle(tmp_path: Path) -> None:
     touch(tmp_path, "a/b/x.py", "c/y.py")
     (tmp_path / "a/abs").symlink_to(tmp_path / "c/y.py")
     (tmp_path / "a/odd").symlink_to("b/../../c/y.py")
@@ -57,14 +57,14 @@ def test_a_link_is_rewritten_to_travel(tmp_path: Path) -> None:
     assert [entry.link for entry in entries] == ["../c/y.py", "../c/y.py"]
 
 
-def test_a_link_that_leaves_is_no_entry(tmp_path: Path) -> None:
+def test_link_out_of_the_root_is_not_an_entry(tmp_path: Path) -> None:
     touch(tmp_path, "root/a.py")
     (tmp_path / "root/l").symlink_to("/etc")
     with pytest.raises(BundleError, match="leaves the root"):
         scan(tmp_path / "root", ["l"])
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("gone", "pipe"):
         with pytest.raises(BundleError, match=f"cannot read {name}"):
@@ -87,7 +87,7 @@ def test_the_cache_gives_the_same_manifest(tmp_path: Path) -> None:
     assert scan(tmp_path, ["a.py", "b/c.py"], cache=cache) == first
 
 
-def test_the_cache_sees_a_change_behind_an_old_time(tmp_path: Path) -> None:
+def test_cache_notices_a_change_with_an_old_file_time(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     touch(tmp_path, "a.py", text="one")
     os.utime(file, ns=(1, 1))
@@ -100,7 +100,7 @@ def test_the_cache_sees_a_change_behind_an_old_time(tmp_path: Path) -> None:
     assert scan(tmp_path, ["a.py"], cache=cache) != first
 
 
-def test_fresh_files_are_never_remembered(tmp_path: Path) -> None:
+def test_recent_files_are_never_cached(tmp_path: Path) -> None:
     touch(tmp_path, "a.py")
     file = (tmp_path / "a.py").resolve()
     cache = StatCache()

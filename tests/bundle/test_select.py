@@ -15,7 +15,7 @@ from .trees import git, touch
 
 @pytest.fixture(params=["git", "walk"])
 def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project in a git work tree, and the same where there is no git to ask."""
+    """Return a project in a git work tree, and the same project without git."""
     folder = tmp_path / "project"
     folder.mkdir()
     if request.param == "git":
@@ -25,7 +25,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     return folder
 
 
-def test_ignored_files_stay(root: Path) -> None:
+def test_ignored_files_are_excluded(root: Path) -> None:
     touch(root, "train.py", "pkg/model.py", "out.log", "build/x", "pkg/keep.log", "pkg/tmp/y")
     touch(root, ".gitignore", text="*.log\n/build/\n")
     touch(root, "pkg/.gitignore", text="!keep.log\ntmp/\n")
@@ -38,26 +38,26 @@ def test_ignored_files_stay(root: Path) -> None:
     )
 
 
-def test_what_never_travels(root: Path) -> None:
+def test_files_that_are_never_sent(root: Path) -> None:
     touch(root, "train.py", "__pycache__/train.pyc", "a/node_modules/m/i.js", "old.pyc")
     touch(root, "env/pyvenv.cfg", "env/lib/site.py", "a/.venv/pyvenv.cfg", "a/.venv/bin/python")
     touch(root, "venv/not_one.py")
     assert select_files(root) == ("train.py", "venv/not_one.py")
 
 
-def test_own_rules_apply_on_top(root: Path) -> None:
+def test_windlass_rules_apply_additionally(root: Path) -> None:
     touch(root, "train.py", "data/a.bin", "data/deep/b.bin", "notes.md")
     touch(root, ".windlassignore", text="data/\n*.md\n")
     assert select_files(root) == (".windlassignore", "train.py")
 
 
-def test_own_rules_may_be_nested(root: Path) -> None:
+def test_windlass_rules_may_be_nested(root: Path) -> None:
     touch(root, "a/x.bin", "b/x.bin", "a/c/x.bin")
     touch(root, "a/.windlassignore", text="*.bin\n")
     assert select_files(root) == ("a/.windlassignore", "b/x.bin")
 
 
-def test_own_rules_ask_back_what_git_ignores(root: Path) -> None:
+def test_windlass_rules_can_include_what_git_ignores(root: Path) -> None:
     touch(root, "train.py", "data/a.bin", "data/b.bin", "data/deep/c.bin", ".venv/pyvenv.cfg")
     touch(root, ".gitignore", text="data/\n.venv/\n")
     touch(root, ".windlassignore", text="!data/b.bin\n!data/deep/\n")
@@ -70,14 +70,14 @@ def test_own_rules_ask_back_what_git_ignores(root: Path) -> None:
     }
 
 
-def test_an_ignored_own_file_still_counts(root: Path) -> None:
+def test_ignored_windlass_ignore_file_still_applies(root: Path) -> None:
     touch(root, "train.py", "big.bin")
     touch(root, ".gitignore", text=".windlassignore\n")
     touch(root, ".windlassignore", text="*.bin\n")
     assert select_files(root) == (".gitignore", "train.py")
 
 
-def test_links_are_names_and_not_followed(root: Path, tmp_path: Path) -> None:
+def test_links_are_listed_and_not_followed(root: Path, tmp_path: Path) -> None:
     touch(tmp_path, "elsewhere/secret.py")
     touch(root, "train.py")
     (root / "folder").symlink_to(tmp_path / "elsewhere")
@@ -85,12 +85,12 @@ def test_links_are_names_and_not_followed(root: Path, tmp_path: Path) -> None:
     assert select_files(root) == ("folder", "nowhere", "train.py")
 
 
-def test_odd_names_survive(root: Path) -> None:
+def test_unusual_names_are_kept(root: Path) -> None:
     touch(root, "with space.py", "ünï.py", 'quo"te.py', "new\nline.py", "-dash.py")
     assert set(select_files(root)) == set(os.listdir(root)) - {".git"}
 
 
-def test_nothing_left_is_an_error(root: Path) -> None:
+def test_no_remaining_files_is_an_error(root: Path) -> None:
     touch(root, "a.py")
     touch(root, ".windlassignore", text="*\n")
     with pytest.raises(BundleError, match="no files to send") as caught:
@@ -111,21 +111,21 @@ def repo(tmp_path: Path) -> Path:
     return folder
 
 
-def test_tracked_files_travel_even_if_ignored(repo: Path) -> None:
+def test_tracked_files_are_sent_even_if_ignored(repo: Path) -> None:
     touch(repo, "kept.log", "new.log")
     touch(repo, ".gitignore", text="*.log\n")
     git(repo, "add", "-f", "kept.log")
     assert select_files(repo) == (".gitignore", "kept.log")
 
 
-def test_deleted_but_tracked_files_do_not(repo: Path) -> None:
+def test_deleted_tracked_files_are_not_sent(repo: Path) -> None:
     touch(repo, "a.py", "b.py")
     git(repo, "add", ".")
     (repo / "a.py").unlink()
     assert select_files(repo) == ("b.py",)
 
 
-def test_a_folder_replaced_by_a_link_travels_as_the_link(repo: Path) -> None:
+def test_folder_replaced_by_a_link_is_sent_as_the_link(repo: Path) -> None:
     touch(repo, "data/x.txt", "other/x.txt")
     git(repo, "add", ".")
     (repo / "data/x.txt").unlink()
@@ -134,7 +134,7 @@ def test_a_folder_replaced_by_a_link_travels_as_the_link(repo: Path) -> None:
     assert select_files(repo) == ("data", "other/x.txt")
 
 
-def test_a_root_below_the_repository_sends_only_its_own(repo: Path) -> None:
+def test_root_below_the_repository_sends_only_its_files(repo: Path) -> None:
     touch(repo, "top.py", "service/train.py", "service/junk.tmp")
     touch(repo, ".gitignore", text="*.tmp\n")
     assert select_files(repo / "service") == ("train.py",)
@@ -147,7 +147,7 @@ def test_a_root_that_the_repository_ignores_still_works(repo: Path) -> None:
     assert select_files(repo / "scratch") == (".gitignore", "train.py")
 
 
-def test_submodules_and_inner_repositories_travel(repo: Path, tmp_path: Path) -> None:
+def test_submodules_and_inner_repositories_are_sent(repo: Path, tmp_path: Path) -> None:
     library = tmp_path / "library"
     touch(library, "lib.py", "deep/more.py", "x.tmp")
     touch(library, ".gitignore", text="*.tmp\n")
@@ -169,7 +169,7 @@ def test_submodules_and_inner_repositories_travel(repo: Path, tmp_path: Path) ->
     )
 
 
-def test_the_environment_of_a_git_hook_does_not_mislead(
+def test_environment_of_a_git_hook_has_no_effect(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     touch(repo, "a.py", "b.tmp")
@@ -178,23 +178,24 @@ def test_the_environment_of_a_git_hook_does_not_mislead(
     assert select_files(repo) == (".gitignore", "a.py")
 
 
-def test_a_damaged_repository_is_walked(repo: Path) -> None:
+def test_damaged_repository_is_read_without_git(repo: Path) -> None:
     touch(repo, "a.py", "b.tmp")
     touch(repo, ".gitignore", text="*.tmp\n")
     (repo / ".git/HEAD").unlink()
     assert select_files(repo) == (".gitignore", "a.py")
 
 
-def test_a_root_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_root(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="does not exist"):
         select_files(tmp_path / "gone")
 
 
-def test_a_tree_may_be_deeper_than_python_recurses() -> None:
-    # not in tmp_path: what a killed run left there would break pytest's own cleanup, which recurses
+def test_tree_may_be_deeper_than_the_recursion_limit() -> None:
+    # Outside of tmp_path, because pytest's own cleanup recurses and would fail on the remains of a killed
+    # run.
     folder, depth = Path(tempfile.mkdtemp()), 1200
     opened = os.open(folder, os.O_RDONLY)
-    for _ in range(depth):  # step by step: the whole path is longer than the system takes
+    for _ in range(depth):  # step by step, because the whole path exceeds the system's limit
         os.mkdir("d", dir_fd=opened)
         opened, above = os.open("d", os.O_RDONLY, dir_fd=opened), opened
         os.close(above)

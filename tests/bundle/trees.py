@@ -1,4 +1,4 @@
-"""Small folder trees as plain data: write one, read one back, draw one with Hypothesis."""
+"""Small folder trees as plain data: functions that write and read them, and a Hypothesis strategy."""
 
 from __future__ import annotations
 

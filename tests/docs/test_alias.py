@@ -1,4 +1,4 @@
-"""One alias in our own pages and examples: `wl`; the other only where people come from Kubetorch."""
+"""Import alias of pages and examples. It is `wl`, except on pages for users of Kubetorch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILES = sorted(
 
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", *FILES], ids=lambda path: path.name)
-def test_the_package_is_called_wl(path):
+def test_alias_is_wl(path):
     text = path.read_text()
     assert not re.search(r"\bkt\b", text)
     assert set(re.findall(r"import windlass as (\w+)", text)) <= {"wl"}

@@ -1,12 +1,12 @@
-"""Code blocks in the documentation are run: Python as it stands, console lines one by one.
+"""Code blocks of the documentation, which are run: Python blocks whole, console blocks line by line.
 
-    ```python                run; must not fail
-    ```python file=train.py  written to a file first, not run; likewise toml
-    ```console exit=1        each `$ ` line is run; the last one must end with that code, all others with 0
+    ```python                run, must not fail
+    ```python file=train.py  written to a file first and not run, likewise toml
+    ```console exit=1        runs each `$ ` line, the last one must exit with that code, all others with 0
 
-Blocks of any other kind are not run. In the README each line of a `sh` block is a command, and is run too.
-The guide to Kubernetes is run on a cluster, in a namespace of its own. What pip installs comes from the
-page itself, and goes to a folder of the test.
+Blocks of any other kind are not run. In the README, each line of an `sh` block is a command, and is run too.
+The guide to Kubernetes runs on a cluster, in a separate namespace. Packages that pip installs come from the
+page itself, and go to a folder of the test.
 """
 
 from __future__ import annotations
@@ -42,23 +42,29 @@ def _blocks(page: Path) -> list[tuple[str, dict[str, str], str]]:
 ON_A_CLUSTER = ROOT / "docs/guides/kubernetes.md"
 
 
-NEEDS = {  # what a page is about, and need not be there
+NEEDS = {  # modules that a page is about, and that may be missing
     ROOT / "docs/guides/llm.md": "peft",
     ROOT / "docs/guides/monarch.md": "monarch.actor",
 }
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def _make_environment(folder: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     site = str(folder.with_name("site"))
     pip = {"PIP_TARGET": site, "PYTHONPATH": site, "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1"}
-    pip["PIP_NO_BUILD_ISOLATION"] = "false"  # which is how pip reads that there is to be none
+    # pip reads this variable inverted, so this disables isolation
+    pip["PIP_NO_BUILD_ISOLATION"] = "false"
     return {**os.environ, **pip, "PATH": path, "OMP_NUM_THREADS": "1"}  # their models are tiny
 
 
 def _run(command: list[str], expected: int, folder: Path) -> None:
     ran = subprocess.run(
-        command, cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120
+        command,
+        cwd=folder,
+        env=_make_environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert ran.returncode == expected, f"{command}\n{ran.stdout}\n{ran.stderr}"
 
@@ -105,12 +111,12 @@ def _run_blocks(page, tmp_path):
 
 README = ROOT / "README.md"
 SH = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# commands of the README that cannot run on any machine: their first words, and what the README says they need
+# Commands of the README that only run on some machines, and what the README says they need.
 NEEDS_MORE = {
     "windlass run -m windlass.recipes.train_framework": "# needs 8 GPUs and the hub",
     "windlass run train.py --nodes 4 -e kubernetes": "# needs a cluster",
 }
-# those that set up an environment for this checkout: `make` itself is asked what they would do
+# Commands that set up this checkout. The test asks `make` what they would do.
 OF_THE_CHECKOUT = ("make demo", "make check", "make test", ". .venv/bin/activate")
 
 
@@ -128,7 +134,7 @@ def _write_files(folder: Path) -> None:
             (folder / options["file"]).write_text(body)
 
 
-def test_what_the_readme_cannot_run_everywhere_is_marked():
+def test_readme_marks_commands_with_requirements():
     commands = _read_commands()
     for start, mark in NEEDS_MORE.items():
         assert [mark in command for command in commands if command.startswith(start)] == [True]
@@ -137,7 +143,7 @@ def test_what_the_readme_cannot_run_everywhere_is_marked():
     assert all(any(c.startswith(start) for c in commands) for start in OF_THE_CHECKOUT)
 
 
-def test_the_readme_s_targets_of_make_are_there():
+def test_make_targets_of_the_readme_exist():
     for target in ("demo", "check", "test"):
         asked = subprocess.run(
             ["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60
@@ -154,8 +160,8 @@ def test_every_command_of_the_readme_works_as_written(tmp_path):
             _run(["sh", "-c", command], 0, tmp_path)
 
 
-def test_the_readme_s_language_model_has_its_files(tmp_path, monkeypatch):
-    """All that the command needs but GPUs and the hub: its flags are read, and its files looked for."""
+def test_files_of_the_readmes_language_model_are_checked(tmp_path, monkeypatch):
+    """The command needs GPUs and the hub. This checks its flags and files only."""
     monkeypatch.chdir(tmp_path)
     before, command = [c for c in _read_commands() if "train.jsonl" in c]
     _run(["sh", "-c", before], 0, tmp_path)
@@ -165,13 +171,13 @@ def test_the_readme_s_language_model_has_its_files(tmp_path, monkeypatch):
     assert json.loads(Path(options.train_file).read_text().splitlines()[0])["text"]
 
 
-def test_the_readme_s_line_for_a_cluster_is_understood(tmp_path):
+def test_cluster_command_of_the_readme_is_valid(tmp_path):
     _write_files(tmp_path)
     [command] = [c for c in _read_commands() if "-e kubernetes" in c]
     _run(["sh", "-c", command.replace(" run ", " run --dry-run ", 1)], 0, tmp_path)
 
 
-def test_the_packages_on_the_page_are_those_of_the_examples():
+def test_packages_on_the_page_match_the_examples():
     shown = {
         options["file"]: body
         for _, options, body in _blocks(ROOT / "docs/extending.md")
@@ -180,16 +186,16 @@ def test_the_packages_on_the_page_are_those_of_the_examples():
     plugins = ROOT / "examples/plugins"
     files = [path for path in plugins.glob("*/*") if path.suffix in (".py", ".toml")]
     assert shown == {str(path.relative_to(plugins)): path.read_text() for path in files}
-    for package in plugins.iterdir():  # an engine as a package takes at most this much code
+    for package in plugins.iterdir():  # an engine in a package takes at most this much code
         assert sum(len(path.read_text().splitlines()) for path in package.glob("*.py")) <= 60
 
 
-def test_the_guide_is_covered():
+def test_guide_is_covered():
     assert any(kind == "console" for kind, _, _ in _blocks(ROOT / "docs/guides/local.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_links_have_targets(page):
     for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page}: {target}"
@@ -198,5 +204,5 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize(
     "page", sorted((ROOT / "docs/decisions").glob("*.md")), ids=lambda page: page.name
 )
-def test_decisions_link_to_the_projects_own_pages(page):
+def test_decisions_link_to_official_pages(page):
     assert "pypi.org" not in page.read_text()

@@ -22,8 +22,8 @@ FILE = re.compile(r"[\w.-]+(/[\w.-]+)*\.(py|md|toml|yaml|sh)")
 MODULE = re.compile(r"windlass(\.\w+)+")
 SHELL = re.compile(r"^```(?:sh|bash|console)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SEPARATOR = re.compile(r"\s[;|&#>·]|[;,]\s")
-WITH_TARGET = ("run", "export", "call")  # what follows their target is the target's
-NO_FILES = {  # of users and of exports
+WITH_TARGET = ("run", "export", "call")  # words after the target belong to the target
+NO_FILES = {  # files of users and of exports
     *("setup.py", "train-rdzv.yaml", "stateful-set.yaml", "NAME.py", "NAME.md"),
 }
 
@@ -139,7 +139,7 @@ def _list_flags(command: click.Command) -> set[str]:
 
 
 def _find_own_flags(command: click.Command, words: list[str]) -> Iterator[str]:
-    """Return the flags before the target, of which all must be ours; later ones may be the script's."""
+    """Return the flags before the target. All must be ours, but later ones may be the script's."""
     values = {
         flag
         for param in command.get_params(click.Context(command))

@@ -1,4 +1,4 @@
-"""The page that lists all messages is what the records say, and every receiver knows what to do with each."""
+"""Page of all messages. It matches the records, and every receiver handles each message."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def page():
     return module
 
 
-def test_the_page_is_made_from_the_records(page):
-    assert (ROOT / "docs/protocol.md").read_text() == page.render(), "make protocol writes it anew"
+def test_page_matches_the_records(page):
+    assert (ROOT / "docs/protocol.md").read_text() == page.render(), "run make protocol"
 
 
 @pytest.mark.parametrize("name", DIRECTIONS)
@@ -39,8 +39,8 @@ def test_every_direction_is_on_the_page(page, name):
 
 
 @pytest.mark.parametrize("name", DIRECTIONS)
-def test_every_kind_can_be_read_and_says_what_it_is(name):
+def test_every_kind_is_readable_and_documented(name):
     for kind, cls in DIRECTIONS[name].kinds.items():
         assert cls.kind == kind
         assert cls.__doc__
-        find_fields(cls)  # all words of its annotations are known
+        find_fields(cls)  # all names in its annotations resolve

@@ -1,4 +1,4 @@
-"""The reference is what the code says, and the code explains every parameter."""
+"""Reference pages. They match the code, and the code documents every parameter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PUBLIC = dict(public_names.find_functions())
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_is_what_the_code_says(page):
+def test_page_matches_the_code(page):
     assert (write_reference.FOLDER / page).read_text() == PAGES[page], "run `make reference`"
 
 
@@ -35,7 +35,7 @@ def test_every_public_name_is_in_it():
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_each_parameter_is_explained(name):
+def test_each_parameter_is_documented(name):
     doc = public_names.read_doc(PUBLIC[name])
     asked = [parameter.name for parameter in public_names.find_parameters(PUBLIC[name])]
     explained = public_names.find_explained(doc)
@@ -44,12 +44,12 @@ def test_each_parameter_is_explained(name):
 
 
 @pytest.mark.parametrize("owner", public_names.CLASSES)
-def test_each_property_is_explained(owner):
+def test_each_property_is_documented(owner):
     members = dict(public_names.find_members(owner))
     assert [name for name, member in members.items() if not inspect.getdoc(member)] == []
 
 
-def test_what_is_internal_is_there():
+def test_internal_names_exist():
     known = {
         f"{owner}.{name}" for owner, kind in public_names.CLASSES.items() for name in vars(kind)
     }

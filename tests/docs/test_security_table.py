@@ -1,4 +1,4 @@
-"""The table of attacks in docs/security.md and the files of tests/attacks name each other, one to one."""
+"""Table of attacks in docs/security.md, and the files of tests/attacks. They must match one to one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_row_is_a_test_and_every_test_a_row():
+def test_rows_and_test_files_match():
     rows = re.findall(r"^\|.*\|([^|]*)\|$", (ROOT / "docs/security.md").read_text(), re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(test_\w+\.py)`", row)}
     assert named == {path.name for path in (ROOT / "tests/attacks").glob("test_*.py")}

@@ -1,4 +1,4 @@
-"""Every example runs, as a reader would type it, and says what its page promises."""
+"""Examples. Each runs as a reader would type it, and prints what its page promises."""
 
 import re
 import subprocess
@@ -12,13 +12,13 @@ import windlass as kt
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))  # others are a guide's
+EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))  # the other files belong to a guide
 WINDLASS = (sys.executable, "-m", "windlass.cli.main")
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Run a command from the project's root with a home of its own."""
+    """Return a function that runs a command from the project's root with a new home."""
     monkeypatch.setenv("WINDLASS_HOME", str(tmp_path / "home"))
 
     def run(*command: str) -> str:
@@ -72,7 +72,7 @@ def test_cls(run, monkeypatch):
     assert re.fullmatch(r"of rank 0 alone: y = (2\.\d+|3\.\d+) x \+ \S+ after 60 steps", last), last
 
 
-# as notebooks run cells: one by one, in a __main__ that has no file
+# Runs cells as notebooks do: one by one, in a __main__ without a file.
 CELLS = """
 import sys
 main = sys.modules["__main__"].__dict__
@@ -125,7 +125,7 @@ def test_torch_trainer(run, monkeypatch):
     assert resumed.partition(": ")[2] == whole.partition(": ")[2]
 
 
-def test_every_example_is_one_screen_and_run_by_a_test():
+def test_every_example_fits_one_screen_and_has_a_test():
     tests = Path(__file__).read_text()
     for example in EXAMPLES:
         assert f"examples/{example.name}" in tests, f"no test runs {example.name}"

@@ -1,4 +1,4 @@
-"""Plan: decided from its arguments alone, and the same after a trip through JSON."""
+"""Plan, which depends only on its arguments and round-trips through JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_planning_is_pure(spec, world, job_id, now_s):
     first = make_plan(spec, job_id=job_id, now_s=now_s, facts=world)
     assert make_plan(spec, job_id=job_id, now_s=now_s, facts=world) == first
     assert (spec, world) == before
-    first.env["SOMETHING"] = "else"  # what was decided is a copy of what was asked
+    first.env["SOMETHING"] = "else"  # the plan holds a copy of the arguments
     assert (spec, world) == before
 
 
@@ -57,7 +57,7 @@ def a_plan(**fields):
     return json.dumps({**json.loads(render_plan(plan)), **fields})
 
 
-def test_another_version_is_refused_not_guessed_at():
+def test_other_version_is_refused():
     with pytest.raises(ProtocolError, match="the plan has version 99") as caught:
         read_plan(a_plan(version=names.PROTOCOL_VERSION + 98))
     assert "same version" in caught.value.hint
@@ -70,13 +70,13 @@ def test_fields_of_a_newer_writer_are_ignored():
 @pytest.mark.parametrize(
     "text", ["", "nonsense", "[]", "{}", "null", "3", '"text"', "{" * 9, "[" * 200_000]
 )
-def test_what_is_not_a_plan_is_refused(text):
+def test_malformed_plan_is_refused(text):
     with pytest.raises(ProtocolError):
         read_plan(text)
 
 
 @settings(deadline=None)
 @given(st.sampled_from(["nodes", "work", "env", "restarts", "grace_s"]))
-def test_a_broken_field_is_refused(name):
+def test_malformed_field_is_refused(name):
     with pytest.raises(ProtocolError):
         read_plan(a_plan(**{name: "broken"}))

@@ -1,4 +1,4 @@
-"""The environment of ranks: torchrun's variables, consistent over all ranks; the user's own win."""
+"""Environment of ranks. It has torchrun's variables, equal over all ranks, and the user's variables win."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ NUMBERS = [
 
 @settings(deadline=None)
 @given(specs, facts)
-def test_the_user_s_own_variables_win(spec, world):
+def test_user_variables_win(spec, world):
     plan = make_plan(spec, job_id="j", now_s=0, facts=world)
     assert {key: plan.env[key] for key in spec.env} == dict(spec.env)
 
 
 @settings(deadline=None)
 @given(specs, envs, envs)
-def test_what_the_engine_adds_gives_way(spec, environ, facts_env):
+def test_engine_variables_are_overridden(spec, environ, facts_env):
     env = make_job_env(spec, job_id="j", name="n", facts_env=facts_env, environ=environ)
     ours = {
         names.JOB_ID,
@@ -93,12 +93,12 @@ def test_what_the_engine_adds_gives_way(spec, environ, facts_env):
     [
         (1, {}, {}, None),
         (2, {}, {}, "1"),
-        (2, {"OMP_NUM_THREADS": "4"}, {}, None),  # inherited as it is
+        (2, {"OMP_NUM_THREADS": "4"}, {}, None),  # inherited unchanged
         (2, {}, {"OMP_NUM_THREADS": "3"}, "3"),
         (2, {"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "3"}, "3"),
     ],
 )
-def test_threads_as_torchrun_decides(procs, environ, env, threads):
+def test_thread_count_matches_torchrun(procs, environ, env, threads):
     spec = JobSpec(work=Script(path="a.py"), procs=procs, env=env)
     plan = make_plan(spec, job_id="j", now_s=0, facts=Facts(environ=environ))
     assert plan.env.get("OMP_NUM_THREADS") == threads
@@ -115,7 +115,7 @@ def test_the_job_s_own_variables():
 
 @settings(deadline=None)
 @given(plans())
-def test_a_store_that_is_there_already_is_used(plan):
+def test_existing_store_is_used(plan):
     meeting = Meeting(address="10.0.0.1", port=29500, has_store=True)
     env = make_rank_env(plan, 0, attempt=0, meeting=meeting)
     assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"
@@ -126,7 +126,7 @@ def make_command_plan(*argv, env=None, **spec):
     return make_plan(spec, job_id="j", now_s=0, facts=Facts(environ={}))
 
 
-def test_a_command_gets_what_torchrun_takes_its_flags_from():
+def test_command_gets_the_variables_that_torchrun_reads():
     for node, env in enumerate(rank_envs(make_command_plan("torchrun", "t.py", nodes=2))):
         assert {key: value for key, value in env.items() if "PET" in key or "NODE" in key} == {
             "PET_NNODES": "2",
@@ -140,13 +140,13 @@ def test_a_command_gets_what_torchrun_takes_its_flags_from():
         }
 
 
-def test_a_command_that_wants_no_world_gets_none():
+def test_command_without_a_world_gets_no_variables():
     env = rank_envs(make_command_plan("torchrun", "--standalone", "t.py", nodes=2))[1]
     assert env["NODE_RANK"] == "1"
     assert not [key for key in env if key.startswith("PET_")]
 
 
-def test_the_user_s_own_variables_win_over_a_command_s():
+def test_user_variables_win_over_those_of_a_command():
     plan = make_command_plan("torchrun", env={"PET_NNODES": "9", "NPROC_PER_NODE": "5"})
     assert "PET_NNODES" not in rank_envs(plan)[0]
     assert (plan.env["PET_NNODES"], plan.env["NPROC_PER_NODE"]) == ("9", "5")
@@ -164,11 +164,11 @@ def test_the_user_s_own_variables_win_over_a_command_s():
     ],
     ids=str,
 )
-def test_how_many_processes_a_command_should_start(argv, asked, count):
+def test_number_of_processes_of_a_command(argv, asked, count):
     assert make_command_plan(*argv, **asked).env["NPROC_PER_NODE"] == count
 
 
-def test_other_work_gets_nothing_of_it():
+def test_other_work_gets_no_process_count():
     plan = make_plan(
         JobSpec(work=Script(path="t.py")), job_id="j", now_s=0, facts=Facts(environ={})
     )
@@ -189,7 +189,7 @@ def test_ranks_know_their_grace_and_their_output_folder():
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
-def test_an_output_folder_of_the_users_wins(is_asked):
+def test_output_folder_of_the_user_wins(is_asked):
     own = {names.OUT: "/mine"}
     spec = JobSpec(work=Script(path="train.py"), env=own if is_asked else {})
     facts = Facts(environ={} if is_asked else own, jobs_folder="/home/me/jobs")

@@ -1,4 +1,4 @@
-"""Nodes: every rank is on exactly one node, in order, and names are stable."""
+"""Nodes. Every rank is on exactly one node, in order, and names are stable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any spec, plan and status, for property tests."""
+"""Hypothesis strategies for specs, plans and statuses."""
 
 from __future__ import annotations
 

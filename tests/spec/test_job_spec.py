@@ -1,4 +1,4 @@
-"""JobSpec: what cannot be done as it was asked is refused when it is asked."""
+"""JobSpec, which refuses impossible settings on creation."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def test_refused(wrong, says, hint):
 
 @settings(deadline=None)
 @given(specs, st.integers(max_value=0))
-def test_no_good_spec_can_be_replaced_into_a_bad_one(spec, count):
+def test_replace_cannot_make_an_invalid_spec(spec, count):
     for name in ("nodes", "procs"):
         with pytest.raises(SpecError):
             dataclasses.replace(spec, **{name: count})
 
 
-def test_it_cannot_be_changed():
+def test_spec_is_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         JobSpec(work=WORK).nodes = 3

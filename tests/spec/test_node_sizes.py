@@ -1,4 +1,4 @@
-"""What nodes have, from numbers and texts."""
+"""Resources of nodes from numbers and texts."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def test_sizes(given, size):
         ({"gpus": True}, "must be a number or a text"),
     ],
 )
-def test_what_is_none(given, message):
+def test_invalid_sizes(given, message):
     with pytest.raises(SpecError, match=message):
         make_size(given, "here:")

@@ -1,4 +1,4 @@
-"""What a pod is to be like: what is taken, and each slip with its word before anything is made."""
+"""Pod specs: accepted settings, and the message for each mistake before anything is created."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_refused(wrong, says):
     assert says in caught.value.message
 
 
-def test_no_image_says_how_to_set_one():
+def test_missing_image_has_a_hint():
     with pytest.raises(SpecError) as caught:
         PodSpec(image="")
     for way in ("--image", "WINDLASS_IMAGE", "windlass.toml"):

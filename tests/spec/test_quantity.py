@@ -1,4 +1,4 @@
-"""Quantities: what Kubernetes takes, told apart from what was surely meant otherwise."""
+"""Quantities in Kubernetes notation, and refusals of those that surely mean something else."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_refused_bytes(text, says):
     assert caught.value.hint
 
 
-def test_what_is_no_quantity_is_refused():
+def test_malformed_quantity_is_refused():
     with pytest.raises(SpecError, match="is not a quantity"):
         read_quantity("x")
 
@@ -90,5 +90,5 @@ def test_half(count):
     assert read_quantity(halve(f"{count}Gi")) * 2 == read_quantity(f"{count}Gi")
 
 
-def test_half_is_never_nothing():
+def test_half_is_never_zero():
     assert halve("1Mi") == "1Mi"

@@ -1,4 +1,4 @@
-"""Volumes and secrets: every form that can be written, and every slip with its word."""
+"""Volumes and secrets: every valid form, and the message for every mistake."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_refused_secrets(text, says):
     assert caught.value.hint
 
 
-def test_a_value_in_the_place_of_a_name_is_not_repeated():
+def test_value_in_place_of_a_name_is_not_shown():
     with pytest.raises(SpecError) as caught:
         read_secret("HF_TOKEN=hf_" + "S3cret" * 5)
     assert "--secret HF_TOKEN" in caught.value.message

@@ -1,4 +1,4 @@
-"""Work: four kinds, each told by its `kind` in JSON, each with a label for people."""
+"""Work of four kinds. `kind` identifies each in JSON, and each has a label for users."""
 
 from __future__ import annotations
 
