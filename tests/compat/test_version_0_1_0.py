@@ -38,7 +38,7 @@ def run_windlass(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=120)
 
 
-# -- recorded jobs --------------------------------------------------------------------------------
+# -- recorded jobs -------------------------------------------------------------------------------
 
 
 def test_a_job_that_succeeded_is_read_and_removed(recorded):
@@ -89,7 +89,7 @@ def test_messages_of_its_leads_are_understood(sender, receiver, header):
             assert understood[key] == value
 
 
-# -- running jobs ---------------------------------------------------------------------------------
+# -- running jobs --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")

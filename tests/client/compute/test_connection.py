@@ -89,7 +89,7 @@ def test_parts_arrive_in_order():
         connection.close()
 
 
-# -- broken connections -------------------------------------------------------------------------
+# -- broken connections --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["hangs up", "says something else"])
@@ -190,7 +190,7 @@ def test_connection_identifies_its_lead():
         connection.close()
 
 
-# -- idle connections ---------------------------------------------------------------------------
+# -- idle connections ----------------------------------------------------------------------------
 
 
 def test_recently_used_connection_is_not_checked():

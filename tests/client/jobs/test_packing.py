@@ -210,7 +210,7 @@ def test_only_the_last_bundles_are_kept(project, tmp_path):
     assert sorted(packed[0].parent.iterdir()) == sorted(packed[-8:])
 
 
-# -- refused folders ----------------------------------------------------------------------------
+# -- refused folders -----------------------------------------------------------------------------
 
 
 def test_a_home_folder_is_refused(tmp_path, monkeypatch):
