@@ -1,4 +1,4 @@
-"""Things that a script leaves to the interpreter to finish; `sys.argv[1]` says how it ends."""
+"""Resources that a script leaves for the interpreter to finish. `sys.argv[1]` selects how it exits."""
 
 import atexit
 import concurrent.futures
@@ -19,7 +19,7 @@ import zipfile
 import ending_module
 
 LOG = os.open("order.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-# What happens after `sys` and `os` are gone must not need them.
+# Code that runs after `sys` and `os` are gone must not need them.
 note = lambda text, write=os.write, fd=LOG: write(fd, f"{text}\n".encode())  # noqa: E731
 
 
@@ -50,7 +50,7 @@ def write_in_a_function():
 
 
 class Tee:
-    """A stream of the user's own: Python flushes whatever `sys.stdout` is."""
+    """Custom stream, because Python flushes `sys.stdout` whatever it is."""
 
     def __init__(self, below):
         self.below, self.held = below, []
@@ -129,15 +129,15 @@ logging.getLogger().warning("held until the end")
 
 def work_late(name):
     if name == "thread":
-        threading.main_thread().join()  # so that it is the interpreter who waits for this thread
+        threading.main_thread().join()  # so the interpreter waits for this thread
     else:
-        time.sleep(0.02)  # executors are waited for before the main thread counts as ended
+        time.sleep(0.02)  # executors are joined before the main thread counts as ended
     note(name)
     print(f"printed by {name}", file=sys.__stdout__, flush=True)
 
 
 threading.Thread(target=work_late, args=("thread",)).start()
-# not a function of this module: its frame would keep all of the module alive
+# not a function of this module, because its frame would keep the whole module alive
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 executor = concurrent.futures.ThreadPoolExecutor(1)
 for number in range(3):

@@ -1,4 +1,4 @@
-"""Functions as users hand them over, each to be called once by Python itself and once by a launcher."""
+"""Functions as users submit them, each called once by Python itself and once by a launcher."""
 
 import atexit
 import os
@@ -11,12 +11,12 @@ LEFT_OPEN = []
 
 
 def look():
-    """What code finds, and what it draws unseeded."""
+    """Return all observations, an unseeded random number, and a hash."""
     return {"seen": observe(), "random": random.random(), "hash": hash("text")}
 
 
 def leave_open(folder):
-    """Leaves a file open, a hook registered, text without an end."""
+    """Leave a file open, a hook registered, and text without a newline."""
     rank = os.environ.get("RANK", "0")
     file = open(os.path.join(folder, f"left-{rank}.txt"), "w")
     file.write("left open")

@@ -1,4 +1,4 @@
-"""A function that needs torch, so that ranks are forks of a process that has imported it."""
+"""A function that needs torch, so ranks are forks of a process that has imported it."""
 
 import random
 
@@ -7,7 +7,7 @@ import torch
 
 
 def draw():
-    """Streams that nobody has seeded."""
+    """Draw from streams that were not seeded."""
     return {
         "torch": torch.rand(2).tolist(),
         "randperm": torch.randperm(1000)[:5].tolist(),

@@ -1,4 +1,4 @@
-"""A group of processes, made and left: no barrier, nothing destroyed, the script just ends."""
+"""A process group that is created and not destroyed: no barrier, and the script just ends."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What any code finds in its process, whatever runs it: one function an observation, with a plain value."""
+"""Observations that code makes in its process, however it was started: one function per plain value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def observed(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def observe() -> dict[str, Any]:
-    """Every observation; one that raises tells what."""
+    """Make every observation, with the error as the value of one that raises."""
     return {name: attempt(function) for name, function in ALL.items()}
 
 
@@ -74,7 +74,7 @@ def recursion_limit():
 
 @observed
 def depth_of_recursion():
-    """How deep calls may go, in hundreds: a launcher's own frames must not be felt."""
+    """Return the recursion depth in hundreds of calls. A launcher's own frames must not reduce it."""
 
     def deeper(depth):
         try:
@@ -130,7 +130,7 @@ def stream_identity():
 
 @observed
 def stream_kinds():
-    """A script must not think that it has a terminal."""
+    """Return the kinds of the streams. A script must not see a terminal."""
     return [os.isatty(1), os.isatty(2), sys.stdout.isatty(), sys.stderr.isatty()]
 
 
@@ -202,8 +202,8 @@ def signal_handlers():
 
 
 NAMED = {one for one in signal.Signals if one not in (signal.SIGKILL, signal.SIGSTOP)}
-LIBC = 0b11 << 31  # the C library's own two
-# a stack on the way down is worth having: faulthandler listens to these in every rank
+LIBC = 0b11 << 31  # used by the C library itself
+# faulthandler uses these in every rank, because the stack of a crash is useful
 CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
 
 
@@ -218,7 +218,7 @@ def _read_mask(name):
 
 @observed
 def signals_caught():
-    """As the kernel sees it, but for what faulthandler listens to."""
+    """Return the caught signals according to the kernel, except those of faulthandler."""
     mask = _read_mask("SigCgt") & ~LIBC
     for one in CRASHES:
         mask &= ~(1 << (one - 1))
@@ -243,7 +243,7 @@ def signal_wakeup_and_timers():
 
 @observed
 def open_files():
-    """Descriptors besides the three of every process, and the one that lists them."""
+    """Return the open descriptors except the three standard ones and the one that lists them."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -277,7 +277,7 @@ def kernel_threads():
 
 @observed
 def children():
-    """A process starts without children: `os.wait` waits for the user's own only."""
+    """Return a child process or "none". There must be none, because `os.wait` would wait for it."""
     try:
         return os.waitpid(-1, os.WNOHANG)[0]
     except ChildProcessError:
@@ -338,7 +338,7 @@ def alarm_interrupts():
     before = signal.signal(signal.SIGALRM, lambda *_: heard.append("alarm"))
     signal.setitimer(
         signal.ITIMER_REAL, 0.01, 0.01
-    )  # again, should the first come before the pause
+    )  # sent again, in case the first one arrives before the pause
     signal.pause()
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
@@ -347,7 +347,7 @@ def alarm_interrupts():
 
 @observed
 def environment_of_c():
-    """C code and children see what `os.environ` says."""
+    """Return whether C code and children see the values of `os.environ`."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
     names = ("RANK", "WORLD_SIZE", "MASTER_PORT", "OMP_NUM_THREADS", "PATH", "HOME")
@@ -356,7 +356,7 @@ def environment_of_c():
 
 @observed
 def coerced_hash():
-    """Only with PYTHONHASHSEED are these two of any interest."""
+    """Return the hash of a text, which is comparable only with PYTHONHASHSEED."""
     return hash("text") if os.environ.get("PYTHONHASHSEED") else None
 
 

@@ -1,4 +1,4 @@
-"""What a script may write: much, without an end, in bytes that are no text."""
+"""Output that a script may write: large, without a newline at the end, and bytes that are not text."""
 
 import os
 import sys

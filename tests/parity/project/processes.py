@@ -1,4 +1,4 @@
-"""Processes that a script starts with multiprocessing, left to their end or not."""
+"""Processes that a script starts with multiprocessing, with or without joining them."""
 
 import concurrent.futures
 import json
@@ -68,7 +68,7 @@ if __name__ == "__main__":
         seen["manager"] = list(manager.list([1, 2]))
     with open("processes.json", "w") as file:
         json.dump(seen, file)
-    # and left to the interpreter:
+    # left to the interpreter:
     fork = multiprocessing.get_context("fork")
     fork.Process(target=write_late, args=("joined.txt", 0.2)).start()
     fork.Process(target=write_late, args=("terminated.txt", 30), daemon=True).start()

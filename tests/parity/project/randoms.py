@@ -1,4 +1,4 @@
-"""Streams that nobody has seeded, and the same seeded; and the state of what Python itself seeds."""
+"""Unseeded random streams, the same ones seeded, and the state of what Python itself seeds."""
 
 import json
 import os

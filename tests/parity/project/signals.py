@@ -1,4 +1,4 @@
-"""Waits to be stopped, and saves what it has when that happens."""
+"""Waits until it is stopped, and then saves its state."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What a script finds when it starts."""
+"""Observations of a script at its start."""
 
 import sys
 
@@ -17,7 +17,7 @@ import typing  # noqa: E402
 
 try:
     from observations import attempt, observe
-except ImportError:  # a folder that is not on the path (PYTHONSAFEPATH)
+except ImportError:  # the folder is not on the path (PYTHONSAFEPATH)
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     from observations import attempt, observe
 
@@ -31,7 +31,7 @@ class Config:
 
 
 def documented(x: int) -> str:
-    """A function whose source can be read."""
+    """Have source code that can be read."""
     return str(x)
 
 
@@ -48,7 +48,7 @@ def relative_packages():
 
 
 def shadowed_library():
-    """A file beside the script wins over a library module that the interpreter has not loaded yet."""
+    """Return whether a file next to the script shadows a library module that is not yet loaded."""
     import netrc
 
     return getattr(netrc, "IS_OURS", False)

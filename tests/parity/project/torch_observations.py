@@ -1,4 +1,4 @@
-"""What torch finds, what it draws, and how `record` tells of an error; on the first attempt rank 0 fails."""
+"""Observations of torch, its random numbers, and the error written by `record`. Rank 0 fails at first."""
 
 import json
 import os
@@ -17,7 +17,7 @@ attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 
 class Seeds(Dataset):
-    """Each item is the seed of the worker that loads it."""
+    """Dataset whose items are the seed of the worker that loads them."""
 
     def __len__(self):
         return 2
@@ -79,7 +79,7 @@ def leave(path, content):
 
 
 def finish():
-    """Called when the script has seen the rest."""
+    """Write the observations after all others, and fail on rank 0 of the first attempt."""
     seen = {"see": see(), "unseeded": {**draw(), "seed": torch.initial_seed()}}
     generator = torch.Generator()
     seen["unseeded"]["new_generator"] = generator.seed()
