@@ -1,14 +1,18 @@
-"""A start and a restart on Kubernetes against its peers: interleaved in one run, as ratios of medians.
+"""Compare a start and a restart on Kubernetes with its peers, interleaved, as ratios of medians.
 
     python benchmarks/kubernetes.py --image IMAGE [--runs 5] [--namespace NAME] [--only floor,restart]
-    python benchmarks/kubernetes.py --image IMAGE --profile [--engine trainjob]     where our own time goes
+    python benchmarks/kubernetes.py --image IMAGE --profile [--engine trainjob]
 
-Two pods on two nodes, the image present. The clock of a start runs from the moment before the exec of the
-one command (`windlass run`, or `kubectl apply -f -` of a manifest made before) until the slowest rank has
-its first all-reduce behind it; for the floor, an Indexed Job, until the slower pod has imported torch. The
-clock of a restart runs from SIGKILL of one rank until every rank steps again. Times are the pods' own
-stamps, so the nodes' clocks and this machine's must agree; on the testbed they are one. Each contestant is
-deleted, and seen to be gone, before the next one starts.
+Each contestant uses two pods on two nodes, with the image present. `--profile` shows where Windlass spends
+its own time.
+
+The clock of a start begins just before the exec of one command: `windlass run`, or `kubectl apply -f -` with
+an existing manifest. It stops when the slowest rank has finished its first all-reduce. For the floor, an
+Indexed Job, it stops when the slower pod has imported torch. The clock of a restart runs from SIGKILL of one
+rank until every rank steps again.
+
+Times are the pods' own timestamps, so the clocks of the nodes and this machine must agree. On the testbed
+they share one clock. Each contestant is deleted, and has disappeared, before the next one starts.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from kubernetes_contestants import (
     measure_restart,
     name_ours,
 )
-from kubernetes_place import opened
+from kubernetes_place import open_place
 
 from windlass.errors import WindlassError
 from windlass.kube.client.api import Api, connect
@@ -47,7 +51,7 @@ RESTART_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Windlass on one engine against a peer; `ratio` is what ours may take at most, of the peer's time."""
+    """Windlass on one engine against a peer. `ratio` is the target: the maximum share of the peer's time."""
 
     name: str
     peer: str
@@ -77,11 +81,11 @@ KEYS = (*COMPARISONS, RESTART)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the table; no peer: it is not installed, or the target is in seconds."""
+    """One row of the table."""
 
     key: str
-    ours_s: list[float]  # none: the engine is not installed
-    peer_s: list[float] | None
+    ours_s: list[float]  # empty if the engine is not installed
+    peer_s: list[float] | None  # None if the peer is not installed, or the target is in seconds
 
     @property
     def median_s(self) -> float | None:
@@ -111,22 +115,22 @@ class Row:
 def run_all(
     setup: Setup, contestants: Mapping[str, Contestant], runs: int
 ) -> dict[str, list[Sample]]:
-    """A warm-up of each, then all in turn; who goes first changes every time."""
+    """Run a warm-up of each contestant, then all in turn. A different one goes first in each round."""
     samples: dict[str, list[Sample]] = {key: [] for key in contestants}
     keys = list(contestants)
     for number in range(runs + 1):
         turn = number % len(keys)
         for key in (*keys[turn:], *keys[:turn]):
-            who = contestants[key]
-            sample = who.measure(setup)
+            contestant = contestants[key]
+            sample = contestant.measure(setup)
             if number:
                 samples[key].append(sample)
-            _say(f"{who.name} {sample.seconds:.3f} s{'' if number else ' (warm-up)'}")
+            _log(f"{contestant.name} {sample.seconds:.3f} s{'' if number else ' (warm-up)'}")
     return samples
 
 
 def make_rows(chosen: Iterable[str], samples: Mapping[str, list[Sample]]) -> list[Row]:
-    """What was measured, one row a comparison; `samples` are by contestant, of those that are there."""
+    """Return one row per comparison. `samples` has a key for each contestant that is installed."""
 
     def seconds(name: str) -> list[float] | None:
         return [sample.seconds for sample in samples[name]] if name in samples else None
@@ -145,7 +149,7 @@ def make_rows(chosen: Iterable[str], samples: Mapping[str, list[Sample]]) -> lis
 
 
 def render_table(rows: Iterable[Row]) -> str:
-    """The results as a table in Markdown."""
+    """Return the results as a Markdown table."""
     lines = [
         "| against | windlass | peer | ratio | pairs | target |",
         "|---|--:|--:|--:|--:|---|",
@@ -178,7 +182,7 @@ def _verdict(row: Row) -> str:
 
 
 def describe(api: Api) -> dict[str, Any]:
-    """Where this was measured."""
+    """Describe the machine and the cluster."""
     return {
         "kubernetes": api.request("GET", "/version")["gitVersion"],
         "python": platform.python_version(),
@@ -198,7 +202,7 @@ def render_json(
     return json.dumps({"about": about, "rows": table, "samples": found}, indent=1) + "\n"
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -206,11 +210,11 @@ def _say(text: str) -> None:
 
 
 def measure(setup: Setup, chosen: Sequence[str], runs: int) -> tuple[list[Row], dict[str, Any]]:
-    there = make_contestants(setup)
+    available = make_contestants(setup)
     compared = [COMPARISONS[key] for key in chosen if key != RESTART]
     wanted = dict.fromkeys(name for one in compared for name in (name_ours(one.engine), one.peer))
-    # a contestant may be in several comparisons, and is measured once a round
-    contestants = {name: who for name in wanted if (who := there[name]) is not None}
+    # a contestant in several comparisons is measured once per round
+    contestants = {name: found for name in wanted if (found := available[name]) is not None}
     if RESTART in chosen:
         contestants[RESTART] = Contestant(name=RESTART, measure=measure_restart)
     samples = run_all(setup, contestants, runs)
@@ -219,27 +223,43 @@ def measure(setup: Setup, chosen: Sequence[str], runs: int) -> tuple[list[Row], 
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--image", required=True, help="has Python and torch; present on the nodes")
-    parser.add_argument("--runs", type=int, default=5, help="measured runs, after a warm-up")
-    parser.add_argument("--namespace", default="windlass-bench", help="empty, or not there yet")
-    parser.add_argument("--context", default="", help="of the kubeconfig")
-    parser.add_argument("--procs", type=int, default=1, help="ranks a pod")
-    parser.add_argument("--only", default=",".join(KEYS), help=f"some of: {','.join(KEYS)}")
-    parser.add_argument("--profile", action="store_true", help="where our own time goes")
-    parser.add_argument("--engine", default=KUBERNETES, help="the one whose time --profile shows")
+    parser.add_argument(
+        "--image", required=True, help="image with Python and torch, present on the nodes"
+    )
+    parser.add_argument(
+        "--runs", type=int, default=5, help="measured runs after a warm-up (default: 5)"
+    )
+    parser.add_argument(
+        "--namespace",
+        default="windlass-bench",
+        help="an empty or new namespace (default: windlass-bench)",
+    )
+    parser.add_argument(
+        "--context", default="", help="context of the kubeconfig (default: the current one)"
+    )
+    parser.add_argument("--procs", type=int, default=1, help="ranks per pod (default: 1)")
+    parser.add_argument(
+        "--only", default=",".join(KEYS), help=f"comparisons to run (default: {','.join(KEYS)})"
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="show where Windlass spends its own time"
+    )
+    parser.add_argument(
+        "--engine", default=KUBERNETES, help="engine to profile (default: kubernetes)"
+    )
     parser.add_argument(
         "--windlass", type=Path, default=Path(sys.executable).with_name("windlass"),
-        help="the program to time",
+        help="windlass program to measure",
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     options = parser.parse_args()
     options.only = options.only.split(",")
     if unknown := set(options.only) - set(KEYS):
-        parser.error(f"--only: there is no {', '.join(sorted(unknown))}")
+        parser.error(f"--only: unknown comparison {', '.join(sorted(unknown))}")
     if options.runs < 1:
-        parser.error("--runs: at least 1")
+        parser.error("--runs must be at least 1")
     if shutil.which("kubectl") is None:
-        parser.error("kubectl is not on the PATH, and most contestants are started with it")
+        parser.error("kubectl is not on the PATH, but most contestants need it to start")
     return options
 
 
@@ -249,7 +269,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="bench-project-") as project,
         tempfile.TemporaryDirectory(prefix="bench-home-") as home,
-        opened(api, options.namespace) as place,
+        open_place(api, options.namespace) as place,
     ):
         make_project(Path(project))
         setup = Setup(
@@ -257,7 +277,7 @@ def main() -> None:
             windlass=options.windlass.absolute(), project=Path(project), home=Path(home),
         )  # fmt: skip
         if place.count_nodes() < setup.nodes:
-            raise SystemExit(f"kubernetes: {setup.nodes} nodes are needed that take pods")
+            raise SystemExit(f"kubernetes: the cluster needs {setup.nodes} schedulable nodes")
         about = describe(api)
         if options.profile:
             from kubernetes_profile import profile
@@ -277,5 +297,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except WindlassError as trouble:  # says itself what to do
-        sys.exit(f"kubernetes: {trouble}")
+    except WindlassError as error:  # has a hint of its own
+        sys.exit(f"kubernetes: {error}")

@@ -1,8 +1,8 @@
-"""Who is measured: each is started, heard, and taken away again, and leaves nothing.
+"""Contestants of the Kubernetes benchmark. Each is started, measured and deleted completely.
 
-The clock of each runs from the moment before the exec of its one command to the stamp of its slowest rank.
-Stamps are the pods' own clock: on one machine that is this machine's, elsewhere it is only as good as the
-clocks agree.
+A contestant's clock runs from the moment before the exec of its command to the stamp of its slowest rank.
+Stamps come from the pods' clocks. On one machine all pods share its clock. On other clusters the stamps are
+only as exact as the clocks of the nodes.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from windlass.kube.objects.kinds import PYTORCH_JOBS, TRAIN_JOBS
 HERE = Path(__file__).parent
 FIRST, RESTART = "kubernetes_first.py", "kubernetes_restart.py"
 KUBERNETES = "kubernetes"
-OURS = "windlass"  # on the engine kubernetes; on others, with its name behind
+OURS = "windlass"  # name on the engine kubernetes, to which other engines append theirs
 _TAIL = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What all contestants share."""
+    """Settings that all contestants share."""
 
     place: Place
     image: str
     nodes: int
     procs: int
     windlass: Path
-    project: Path  # the folder with the scripts: all that travels
+    project: Path  # folder with only the scripts, to keep the upload small
     home: Path
 
     @property
@@ -51,13 +51,13 @@ class Setup:
 
     def environ(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         env = {**os.environ, "WINDLASS_HOME": str(self.home), **(extra or {})}
-        env.pop("PYTHONDONTWRITEBYTECODE", None)  # byte code is cached, as it is for everybody
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # cache byte code, as users do
         return env
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One measurement: the time itself, and what the ranks said."""
+    """One measured time, with the stamps of the ranks."""
 
     seconds: float
     began_s: float
@@ -67,14 +67,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """A name, and how one run of it is measured."""
+    """A name, and the function that measures one run."""
 
     name: str
     measure: Callable[[Setup], Sample]
 
 
 def make_project(folder: Path) -> None:
-    """A project that holds the two scripts and nothing else."""
+    """Fill a project folder with only the two scripts."""
     for name in (FIRST, RESTART):
         shutil.copy(HERE / name, folder / name)
 
@@ -83,12 +83,12 @@ def make_project(folder: Path) -> None:
 
 
 def name_ours(engine: str) -> str:
-    """The contestant that is Windlass on this engine."""
+    """Return the name of the contestant that is Windlass on this engine."""
     return OURS if engine == KUBERNETES else f"{OURS} -e {engine}"
 
 
-def run_words(setup: Setup, script: str, *flags: str, engine: str = KUBERNETES) -> list[str]:
-    """The words after `windlass run`."""
+def run_args(setup: Setup, script: str, *flags: str, engine: str = KUBERNETES) -> list[str]:
+    """Return the arguments of `windlass`, starting with `run`."""
     size = ("--nodes", str(setup.nodes), "--procs", str(setup.procs), "--spread", "hard")
     where = ("-e", engine, "--image", setup.image, "--namespace", setup.place.namespace)
     return ["run", script, *size, *where, *flags]
@@ -101,7 +101,7 @@ def run_windlass(
     engine: str = KUBERNETES,
     env: Mapping[str, str] | None = None,
 ) -> tuple[float, list[Stamp], str]:
-    """One run to its end; when it began, what its ranks said, and which job it was."""
+    """Run a command to its end. Return its start time, its ranks' stamps and the job's name."""
     began_s = time.time()
     output = _finish(setup, command, env)
     kind = load_dialect(engine).kind
@@ -111,14 +111,16 @@ def run_windlass(
 
 
 def _finish(setup: Setup, command: list[str], env: Mapping[str, str] | None = None) -> str:
-    """The output of a command that has to succeed in time."""
+    """Return the output of a command. Exit if it fails or times out."""
     try:
         done = subprocess.run(
             command, cwd=setup.project, env=setup.environ(env), stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=LIMIT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise SystemExit(f"kubernetes: no end in {LIMIT_S:g} s: {' '.join(command)}") from None
+        raise SystemExit(
+            f"kubernetes: command did not end within {LIMIT_S:g} s: {' '.join(command)}"
+        ) from None
     if done.returncode != 0:
         sys.stderr.write((done.stdout + done.stderr)[-_TAIL:])
         raise SystemExit(f"kubernetes: exit code {done.returncode}: {' '.join(command)}")
@@ -126,23 +128,23 @@ def _finish(setup: Setup, command: list[str], env: Mapping[str, str] | None = No
 
 
 def remove_windlass(setup: Setup, job: str, *, engine: str = KUBERNETES) -> None:
-    """As its user would, and then nothing may be left."""
+    """Remove a job with `windlass rm`, and wait until nothing of it remains."""
     _finish(setup, [str(setup.windlass), "rm", f"{engine}://{setup.place.namespace}/{job}"])
     setup.place.wait_empty(name_ours(engine))
 
 
 def measure_windlass(setup: Setup, *, engine: str = KUBERNETES) -> Sample:
-    """From the exec of `windlass run` until every rank has its first all-reduce behind it."""
-    words = run_words(setup, FIRST, engine=engine)
-    began_s, stamps, job = run_windlass(setup, [str(setup.windlass), *words], engine=engine)
+    """Measure from the exec of `windlass run` until every rank has finished its first all-reduce."""
+    args = run_args(setup, FIRST, engine=engine)
+    began_s, stamps, job = run_windlass(setup, [str(setup.windlass), *args], engine=engine)
     remove_windlass(setup, job, engine=engine)
     return make_sample(name_ours(engine), began_s, stamps, num=setup.num_ranks)
 
 
 def measure_restart(setup: Setup) -> Sample:
-    """From SIGKILL of the last rank until every rank steps in the next attempt."""
-    words = run_words(setup, RESTART, "--restarts", "1")
-    _, stamps, job = run_windlass(setup, [str(setup.windlass), *words])
+    """Measure from SIGKILL of the last rank until every rank steps in the next attempt."""
+    args = run_args(setup, RESTART, "--restarts", "1")
+    _, stamps, job = run_windlass(setup, [str(setup.windlass), *args])
     remove_windlass(setup, job)
     killed = [stamp["killed"] for stamp in stamps if "killed" in stamp]
     again = [s for s in stamps if s["attempt"] == 1 and "stepped" in s]
@@ -152,11 +154,11 @@ def measure_restart(setup: Setup) -> Sample:
     return Sample(seconds=seconds, began_s=killed[0], stamps=again)
 
 
-# -- everybody else ------------------------------------------------------------------------------
+# -- the other contestants -----------------------------------------------------------------------
 
 
 def apply(setup: Setup, manifest: str) -> float:
-    """`kubectl apply -f -`; when it began."""
+    """Run `kubectl apply -f -`, and return when it began."""
     command = ["kubectl", "apply", "--namespace", setup.place.namespace, "-f", "-"]
     if setup.place.api.context:
         command[1:1] = ["--context", setup.place.api.context]
@@ -169,33 +171,33 @@ def apply(setup: Setup, manifest: str) -> float:
     return began_s
 
 
-def measure_applied(setup: Setup, who: str, manifest: str, *, num: int) -> Sample:
-    """From the exec of `kubectl apply` to the last rank's stamp."""
+def measure_applied(setup: Setup, name: str, manifest: str, *, num: int) -> Sample:
+    """Measure from the exec of `kubectl apply` to the last rank's stamp."""
     began_s = apply(setup, manifest)
-    stamps = setup.place.wait_stamps(num, who=who)
-    setup.place.check_spread(who, setup.nodes)
+    stamps = setup.place.wait_stamps(num, contestant=name)
+    setup.place.check_spread(name, setup.nodes)
     setup.place.clear()
-    setup.place.wait_empty(who)
-    return make_sample(who, began_s, stamps, num=num)
+    setup.place.wait_empty(name)
+    return make_sample(name, began_s, stamps, num=num)
 
 
-def make_sample(who: str, began_s: float, stamps: list[Stamp], *, num: int) -> Sample:
-    """The time until the slowest rank was done; every rank has to have spoken, once."""
+def make_sample(name: str, began_s: float, stamps: list[Stamp], *, num: int) -> Sample:
+    """Return the time until the slowest rank was done. Exit unless every rank has one stamp."""
     if sorted(stamp["rank"] for stamp in stamps) != list(range(num)):
-        raise SystemExit(f"kubernetes: {who}: ranks 0..{num - 1} were expected, not {stamps}")
+        raise SystemExit(f"kubernetes: {name}: expected ranks 0..{num - 1}, got {stamps}")
     seconds = max(stamp["reduced"] for stamp in stamps) - began_s
     return Sample(seconds=seconds, began_s=began_s, stamps=stamps)
 
 
 def export_stateful_set(setup: Setup) -> str:
-    """The recipe, with plain folders where it has claims: nothing but torchrun is to be timed."""
-    words = run_words(setup, FIRST, "--volume", "emptydir:/data", "--volume", "emptydir:/out")
-    words[words.index("kubernetes")] = "statefulset"
-    return _finish(setup, [str(setup.windlass), "export", *words[1:]])
+    """Export the StatefulSet with emptyDir volumes, so that no claim adds to the measured time."""
+    args = run_args(setup, FIRST, "--volume", "emptydir:/data", "--volume", "emptydir:/out")
+    args[args.index("kubernetes")] = "statefulset"
+    return _finish(setup, [str(setup.windlass), "export", *args[1:]])
 
 
 def make_contestants(setup: Setup) -> dict[str, Contestant | None]:
-    """All of them, by the key of what they are; None for what this cluster does not have."""
+    """Return all contestants by key, with None for those that this cluster does not support."""
     floor = json.dumps(make_floor("floor", image=setup.image, nodes=setup.nodes))
     recipe = export_stateful_set(setup)
     script = (setup.project / FIRST).read_text()

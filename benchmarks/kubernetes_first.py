@@ -1,7 +1,8 @@
-"""What is timed in a start on a cluster: from nothing to one all-reduce on every rank.
+"""Script whose start is measured on a cluster. Every rank performs one all-reduce.
 
-Runs in the pods, alone: nothing but torch and the standard library. Each rank says in one line when it got
-where, and when its pod's first process and its own began, as the kernel knows it.
+It runs alone in the pods, with only torch and the standard library. Each rank prints one line with the time
+of each phase. The line also has the start times of the pod's first process and of the rank's own process,
+according to the kernel.
 """
 
 import time
@@ -17,7 +18,7 @@ import torch.distributed as dist  # noqa: E402
 
 
 def started_s(pid: int) -> float:
-    """When a process began, to a hundredth of a second."""
+    """Return when a process began, to a hundredth of a second."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return booted_s + int(fields[19]) / os.sysconf("SC_CLK_TCK")

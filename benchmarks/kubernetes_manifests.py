@@ -1,6 +1,7 @@
-"""The objects of contestants that nobody exports: the floor's Job, Kubeflow's TrainJob and PyTorchJob. Pure.
+"""Manifests that `windlass export` cannot produce: the floor's Job, Kubeflow's TrainJob and PyTorchJob.
 
-Like every contestant's they ask for no resources, run as user 1000 and never share a host.
+Like those of all contestants, their pods request no resources, run as user 1000 and never share a host.
+This module performs no I/O.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ rank = int(os.environ["JOB_COMPLETION_INDEX"])
 stamps = {"rank": rank, "size": SIZE, "container": container_s, "reduced": done_s}
 print("BENCH " + json.dumps(stamps), flush=True)
 """
-# neither operator has a place for a script: their own Python SDKs hand it to a shell in the same way
+# neither operator has a field for a script, so their own Python SDKs pass it to a shell in the same way
 _TRAIN = 'printf "%s" "$SCRIPT" > /tmp/train.py && exec torchrun /tmp/train.py'
 
 
 def make_floor(name: str, *, image: str, nodes: int) -> Object:
-    """An Indexed Job whose pods import torch, say so and end."""
+    """Return an Indexed Job whose pods import torch, print a stamp and end."""
     source = _FLOOR.replace("SIZE", str(nodes))
     container = {
         "name": "floor",
@@ -51,7 +52,7 @@ def make_floor(name: str, *, image: str, nodes: int) -> Object:
 
 
 def make_train_job(name: str, *, image: str, nodes: int, procs: int, script: str) -> Object:
-    """A TrainJob of Kubeflow Trainer that runs the script under torchrun."""
+    """Return a Kubeflow Trainer TrainJob that runs the script under torchrun."""
     template = {"metadata": {"labels": {_LABEL: name}}, "spec": _make_pod(name)}
     patch = {"name": "node", "template": {"spec": {"template": template}}}
     return {
@@ -78,9 +79,9 @@ def make_train_job(name: str, *, image: str, nodes: int, procs: int, script: str
 
 
 def make_pytorch_job(name: str, *, image: str, nodes: int, procs: int, script: str) -> Object:
-    """A PyTorchJob of training-operator that runs the script under torchrun: a Master, and Workers."""
+    """Return a training-operator PyTorchJob with a Master and Workers that run the script under torchrun."""
     container = {
-        "name": "pytorch",  # the operator wants one of this name
+        "name": "pytorch",  # the operator requires this name
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["bash", "-c", _TRAIN],
@@ -103,7 +104,7 @@ def make_pytorch_job(name: str, *, image: str, nodes: int, procs: int, script: s
 
 
 def _make_pod(name: str) -> Object:
-    """Where the pods run, and as whom."""
+    """Return the affinity and the user that all pods share."""
     apart = {
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": {"matchLabels": {_LABEL: name}},

@@ -1,6 +1,7 @@
-"""The namespace in which all contestants run, one after another: made, read, emptied, removed.
+"""Namespace in which all contestants run one after another: create, read, clear and delete it.
 
-Everything here goes over the API, so that only what is timed starts programs. Every wait has a deadline.
+This module uses only the Kubernetes API, so no extra programs run during a measurement. Every wait has a
+deadline.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from windlass.waiting import wait_until
 
 LIMIT_S = 180.0
 _JOB_SETS = ObjectKind("jobset.x-k8s.io/v1alpha2", "jobsets", "JobSet")
-# owners first: they would make again what they own
+# owners first, because they recreate what they own
 _KINDS: tuple[ObjectKind, ...] = (
     *(TRAIN_JOBS, TRAINING_RUNTIMES, PYTORCH_JOBS, _JOB_SETS, STATEFUL_SETS, JOBS, PODS),
     *(SERVICES, NETWORK_POLICIES, SECRETS, CONFIG_MAPS, PVCS),
@@ -46,7 +47,7 @@ Stamp = dict[str, float]
 
 
 class Place:
-    """One namespace of one cluster: that of the Api."""
+    """The namespace of an `Api` connection."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -57,7 +58,7 @@ class Place:
         return self.api.namespace
 
     def serves(self, kind: ObjectKind) -> bool:
-        """Whether the cluster knows this kind."""
+        """Return whether the cluster serves this kind."""
         root = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.api_version}"
         try:
             found = self.api.request("GET", root)
@@ -66,16 +67,16 @@ class Place:
         return any(resource["name"] == kind.plural for resource in found["resources"])
 
     def count_nodes(self) -> int:
-        """Nodes that take pods."""
+        """Return the number of schedulable nodes."""
         return sum(not node["spec"].get("unschedulable") for node in self.api.list(NODES))
 
     def pods(self) -> list[Object]:
         return self.api.list(PODS)
 
-    # -- what is in it -------------------------------------------------------------------------
+    # -- contents ------------------------------------------------------------------------------
 
-    def left(self) -> list[str]:
-        """All that is there and does not belong to every namespace."""
+    def find_objects(self) -> list[str]:
+        """Return all objects except those that every namespace has."""
         return [
             f"{kind.plural}/{name}"
             for kind in self._kinds
@@ -83,29 +84,30 @@ class Place:
             if not _is_everywhere(name := name_of(thing))
         ]
 
-    def wait_empty(self, who: str) -> None:
-        """Until nothing of a contestant is there any more."""
-        if not wait_until(lambda: not self.left(), timeout_s=LIMIT_S, every_s=0.2):
-            raise SystemExit(f"kubernetes: {who} left behind: {', '.join(self.left())}")
+    def wait_empty(self, contestant: str) -> None:
+        """Wait until all objects of a contestant are deleted."""
+        if not wait_until(lambda: not self.find_objects(), timeout_s=LIMIT_S, every_s=0.2):
+            remaining = ", ".join(self.find_objects())
+            raise SystemExit(f"kubernetes: {contestant} did not delete: {remaining}")
 
     def clear(self) -> None:
-        """Delete everything; containers get a second to end."""
+        """Delete everything, with one second for containers to end."""
         for kind in self._kinds:
             for thing in self.api.list(kind):
                 if not _is_everywhere(name := name_of(thing)):
                     grace_s = 1.0 if kind is PODS else None
                     self.api.delete(kind, name, grace_s=grace_s)
-        self._hurry()
+        self._shorten_grace()
 
-    def _hurry(self) -> None:
-        """Pods whose owner was deleted may have been given their whole grace meanwhile."""
+    def _shorten_grace(self) -> None:
+        """Delete the remaining pods, which may have their full grace period from their owner's deletion."""
         for pod in self.pods():
             self.api.delete(PODS, name_of(pod), grace_s=1.0)
 
-    # -- what its pods say ---------------------------------------------------------------------
+    # -- stamps --------------------------------------------------------------------------------
 
-    def wait_stamps(self, num: int, *, who: str) -> list[Stamp]:
-        """What the pods printed, once `num` ranks have spoken."""
+    def wait_stamps(self, num: int, *, contestant: str) -> list[Stamp]:
+        """Wait until `num` ranks have printed a stamp, and return the stamps."""
         stamps: list[Stamp] = []
 
         def is_complete() -> bool:
@@ -114,7 +116,8 @@ class Place:
 
         if not wait_until(is_complete, timeout_s=LIMIT_S, every_s=0.5):
             raise SystemExit(
-                f"kubernetes: {who}: {len(stamps)} of {num} ranks spoke in {LIMIT_S:g} s"
+                f"kubernetes: {contestant}: {len(stamps)} of {num} ranks printed a stamp "
+                f"within {LIMIT_S:g} s"
             )
         return stamps
 
@@ -123,21 +126,21 @@ class Place:
             return []
         try:
             log = self.api.read_log(name_of(pod))
-        except ClusterError:  # its container is just starting
+        except ClusterError:  # the container is still starting
             return []
         return read_stamps(log.decode(errors="replace"))
 
-    def check_spread(self, who: str, nodes: int) -> None:
-        """The pods must be on as many hosts as there are pods."""
+    def check_spread(self, contestant: str, nodes: int) -> None:
+        """Exit unless each pod runs on a host of its own."""
         hosts = {pod["spec"].get("nodeName") for pod in self.pods()}
         if len(hosts) != nodes:
             raise SystemExit(
-                f"kubernetes: {who} ran on {len(hosts)} host(s), not on {nodes}: {hosts}"
+                f"kubernetes: {contestant} ran on {len(hosts)} host(s), not on {nodes}: {hosts}"
             )
 
 
 def read_stamps(text: str) -> list[Stamp]:
-    """The ranks' own lines in any output, whatever stands before them on the line."""
+    """Return the ranks' stamps in any output, with or without a prefix on the line."""
     return [json.loads(found) for found in _STAMP.findall(text)]
 
 
@@ -146,14 +149,14 @@ def _is_everywhere(name: str) -> bool:
 
 
 @contextmanager
-def opened(api: Api, namespace: str) -> Iterator[Place]:
-    """The namespace while it is needed; one that was not there before goes again."""
+def open_place(api: Api, namespace: str) -> Iterator[Place]:
+    """Yield the namespace. Delete it afterwards if this call created it."""
     is_new = _create(api, namespace)
     place = Place(connect(context=api.context, namespace=namespace))
-    if found := place.left():
+    if found := place.find_objects():
         raise SystemExit(
-            f"kubernetes: namespace {namespace} is in use ({', '.join(found[:5])}): "
-            "name an empty one, or one that is not there yet, with --namespace"
+            f"kubernetes: namespace {namespace} is in use ({', '.join(found[:5])})\n"
+            "hint: pass an empty or new namespace with --namespace"
         )
     try:
         yield place
@@ -179,7 +182,7 @@ def _remove(api: Api, namespace: str) -> None:
     api.delete(NAMESPACES, namespace)
     is_gone: Callable[[], bool] = lambda: not _exists(api, namespace)  # noqa: E731
     if not wait_until(is_gone, timeout_s=LIMIT_S, every_s=0.5):
-        raise SystemExit(f"kubernetes: namespace {namespace} is not gone after {LIMIT_S:g} s")
+        raise SystemExit(f"kubernetes: namespace {namespace} still exists after {LIMIT_S:g} s")
 
 
 def _exists(api: Api, namespace: str) -> bool:

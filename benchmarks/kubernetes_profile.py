@@ -1,8 +1,8 @@
-"""Where the time of our own start goes: the client's steps, the cluster's, the pods' and the ranks'.
+"""Profile of a Windlass start on a cluster: the moments of client, cluster, pods and ranks.
 
-Medians of some runs, in the order in which things happened. The cluster's moments are when news of them
-came to a watch of this process; those of pods and ranks are their own. The floor's are beside them: what
-it does not do, only we do.
+The tables show medians of several runs in chronological order. A moment of the cluster is the time at which
+a watch of this process received it. Moments of pods and ranks are their own stamps. The table of the floor
+shows which moments every contestant has.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from kubernetes_contestants import (
     make_contestants,
     make_sample,
     remove_windlass,
+    run_args,
     run_windlass,
-    run_words,
 )
 
 from windlass.engines.dialects.dialect import Dialect
@@ -35,7 +35,7 @@ from windlass.kube.client.api import Api
 from windlass.kube.objects.fields import container_of
 from windlass.kube.objects.kinds import EVENTS, PODS, ObjectKind
 
-# name -> seconds since the exec of the command; or of the client's processor time
+# name -> seconds since the exec of the command, or seconds of the client's CPU time
 Moments = dict[str, float]
 
 _RANK_WORDS = {
@@ -44,29 +44,30 @@ _RANK_WORDS = {
     "process": "rank is forked",
     "script": "script begins",
     "imported": "script has imported torch",
-    "group": "process group is there",
+    "group": "process group is ready",
     "reduced": "first all-reduce",
 }
 
 
 def profile(setup: Setup, runs: int, *, engine: str) -> tuple[str, dict[str, Any]]:
-    """A warm-up, then ours and the floor in turn: as tables, and as all that was seen."""
+    """Run a warm-up, then Windlass and the floor in turn. Return the tables and the raw data."""
     floor = make_contestants(setup)["floor"]
     if floor is None:
-        raise AssertionError("an Indexed Job needs nothing")
+        raise AssertionError("an Indexed Job works on every cluster")
     ours: list[Moments] = []
     client_cpu: list[Moments] = []
     peers: list[Moments] = []
     imports: list[Mapping[str, float]] = []
     for number in range(runs + 1):
         moments, cpu, trace = trace_ours(setup, load_dialect(engine))
-        beside = trace_floor(setup, floor)
+        floor_moments = trace_floor(setup, floor)
         if number:
             ours.append(moments)
             client_cpu.append(cpu)
-            peers.append(beside)
+            peers.append(floor_moments)
             imports.append({**trace["import_s"], "(the whole client, cpu)": trace["cpu_s"]})
-        pair = [max(at_s for name, at_s in m.items() if "rank" in name) for m in (moments, beside)]
+        both = (moments, floor_moments)
+        pair = [max(at_s for name, at_s in m.items() if "rank" in name) for m in both]
         print("run {}: {:.3f} s, the floor {:.3f} s".format(number, *pair), file=sys.stderr)
     tables = "\n\n".join(
         (
@@ -79,13 +80,13 @@ def profile(setup: Setup, runs: int, *, engine: str) -> tuple[str, dict[str, Any
 
 
 def trace_ours(setup: Setup, dialect: Dialect) -> tuple[Moments, Moments, dict[str, Any]]:
-    """One traced run: what happened when, the client's processor time by then, and its own trace."""
+    """Return the moments of one traced run, the client's CPU time at each, and the client's trace."""
     trace_file = setup.home / "trace.json"
     program = [sys.executable, str(HERE / "kubernetes_trace.py")]
-    words = run_words(setup, FIRST, engine=dialect.name)
+    args = run_args(setup, FIRST, engine=dialect.name)
     with watched(setup.place.api, dialect) as seen:
         began_s, stamps, job = run_windlass(
-            setup, [*program, *words], engine=dialect.name, env={"BENCH_TRACE": str(trace_file)}
+            setup, [*program, *args], engine=dialect.name, env={"BENCH_TRACE": str(trace_file)}
         )
     trace: dict[str, Any] = json.loads(trace_file.read_text())
     status = json.loads((setup.home / dialect.name / job / "status.json").read_text())
@@ -95,7 +96,7 @@ def trace_ours(setup: Setup, dialect: Dialect) -> tuple[Moments, Moments, dict[s
         "client: Python is up": trace["up_s"],
         **_span_moments(trace["spans"], "began_s", "ended_s"),
         **seen,
-        **{f"lead: {m['name']}": m["at_s"] for m in _told_by_lead(status["timeline"])},
+        **{f"lead: {m['name']}": m["at_s"] for m in _lead_moments(status["timeline"])},
         **_rank_moments(stamps),
     }
     cpu = _span_moments(trace["spans"], "cpu_before_s", "cpu_after_s")
@@ -114,14 +115,14 @@ def trace_floor(setup: Setup, floor: Contestant) -> Moments:
     }
 
 
-def _told_by_lead(timeline: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Moments of the lead's own clock; the API server's have whole seconds, so they are left out."""
+def _lead_moments(timeline: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the moments by the lead's clock, without the API server's, which have whole seconds."""
     named = ("agent up", "nodes joined", "imports done", "ranks running")
     return [moment for moment in timeline if moment["name"] in named]
 
 
 def _span_moments(spans: Iterable[Mapping[str, Any]], before: str, after: str) -> Moments:
-    """Beginning and end of each span; what happens more than once is numbered."""
+    """Return the beginning and the end of each span. Repeated names are numbered."""
     found: Moments = {}
     times: dict[str, int] = {}
     for span in spans:
@@ -148,7 +149,7 @@ def _rank_moments(stamps: Iterable[Mapping[str, float]]) -> Moments:
 
 @contextmanager
 def watched(api: Api, dialect: Dialect) -> Iterator[Moments]:
-    """When news of pods arrived, filled while the block runs."""
+    """Yield the arrival times of pod changes, which are filled in while the block runs."""
     seen: Moments = {}
     stop = threading.Event()
     threads = [
@@ -172,7 +173,7 @@ def _watch(
     stop: threading.Event,
     seen: Moments,
 ) -> None:
-    is_new = False  # what was there before belongs to an earlier run
+    is_new = False  # objects before SYNCED belong to an earlier run
     for change, thing in api.watch(kind, stop=stop):
         now_s = time.time()
         if change == "SYNCED":
@@ -194,7 +195,9 @@ def _read_pod(pod: Mapping[str, Any], dialect: Dialect) -> Iterator[str]:
 def _read_event(event: Mapping[str, Any], dialect: Dialect) -> Iterator[str]:
     name = str(event["involvedObject"].get("name", ""))
     parts = name.split("-")
-    jobs = ("-".join(parts[:end]) for end in range(1, len(parts)))  # which of them is not told
+    jobs = (
+        "-".join(parts[:end]) for end in range(1, len(parts))
+    )  # the event does not name the job
     index = next((i for job in jobs if (i := dialect.index_in_name(name, job)) is not None), None)
     if index is not None and event.get("reason") in ("Pulled", "Created", "Started"):
         yield f"pod {index}: event {event['reason']}"
@@ -204,7 +207,7 @@ def _read_event(event: Mapping[str, Any], dialect: Dialect) -> Iterator[str]:
 
 
 def render_moments(found: list[Moments], cpu: list[Moments] | None = None) -> str:
-    """Each moment's median, in order; what not every run had is left out."""
+    """Render each moment's median in order. Moments that some runs do not have are omitted."""
     medians, cpu_medians = _medians(found), _medians(cpu or [{}])
     lines = ["| at | after | client's cpu | what |", "|--:|--:|--:|---|"]
     before_s = 0.0
@@ -221,7 +224,7 @@ def _medians(found: list[Moments]) -> Moments:
 
 
 def render_imports(found: list[Mapping[str, float]]) -> str:
-    """Each package's own time, the largest first."""
+    """Render each package's own time, largest first."""
     names = {name for each in found for name in each}
     medians = {name: statistics.median(each.get(name, 0.0) for each in found) for name in names}
     lines = ["| package | own time |", "|---|--:|"]

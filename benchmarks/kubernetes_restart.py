@@ -1,7 +1,7 @@
-"""What is timed in a restart on a cluster: all ranks step, one is killed, all ranks step again.
+"""Script whose restart is measured on a cluster. All ranks step, one is killed, all ranks step again.
 
-Runs in the pods, alone. The last rank kills itself with SIGKILL in the first attempt and says when, just
-before; in the second each rank says when its first all-reduce was done.
+It runs alone in the pods. In the first attempt, the last rank prints the time and kills itself with SIGKILL.
+In the second attempt, each rank prints when it finished its first all-reduce.
 """
 
 import json
@@ -19,8 +19,8 @@ dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 
 
-def say(what: str) -> None:
-    found = {"rank": rank, "size": size, "attempt": attempt, what: time.time()}
+def print_stamp(moment: str) -> None:
+    found = {"rank": rank, "size": size, "attempt": attempt, moment: time.time()}
     print("BENCH " + json.dumps(found), flush=True)
 
 
@@ -30,11 +30,11 @@ for step in range(1000 if attempt == 0 else 5):
     if value.item() != size * (size + 1) / 2:
         raise SystemExit(f"rank {rank}: the sum of 1..{size} came out as {value.item()}")
     if step == 0:
-        say("stepped")
+        print_stamp("stepped")
     if attempt == 0 and step == _STEPS_BEFORE and rank == size - 1:
-        say("killed")
+        print_stamp("killed")
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.01)
 if attempt == 0:
-    raise SystemExit(f"rank {rank}: a rank was killed, and this one stepped on")
+    raise SystemExit(f"rank {rank}: continued stepping after a rank was killed")
 dist.destroy_process_group()

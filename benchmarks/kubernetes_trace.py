@@ -1,9 +1,10 @@
-"""`windlass` with a stop-watch: the same program, which also writes down when it did what.
+"""Run `windlass` and record how long its modules and functions take.
 
-    python kubernetes_trace.py run ...     as `windlass run ...`; spans go to the file named by $BENCH_TRACE
+    python kubernetes_trace.py run ...     as `windlass run ...`
 
-A module is timed while it loads, and the functions named here when they are called, in the order and on the
-threads in which the program itself does it: nothing is loaded earlier than it would be.
+The spans are written to the file in $BENCH_TRACE. The program times each module while it loads, and the
+functions in `TIMED` when they are called. Order and threads are unchanged, and no module is loaded earlier
+than usual.
 """
 
 import time
@@ -19,19 +20,19 @@ from importlib.machinery import ModuleSpec  # noqa: E402
 from types import ModuleType  # noqa: E402
 from typing import Any  # noqa: E402
 
-Words = Callable[..., str]
+Label = Callable[..., str]
 
 
-def _request_words(_self: Any, request: Any, *_args: Any) -> str:
-    """`POST jobs`, `PATCH jobs/...`: no namespaces and no names, which differ from run to run."""
+def _request_label(_self: Any, request: Any, *_args: Any) -> str:
+    """Return a label such as `POST jobs` without namespaces and names, which differ between runs."""
     steps = request.path.partition("/namespaces/")[2].split("/")[1:]
     kind = "/".join((steps[0], *("..." for _ in steps[1:2]), *steps[2:])) if steps else ""
     is_watch = "watch" in (request.params or {})
     return f"{'WATCH' if is_watch else request.method} {kind or request.path}"
 
 
-# module -> what in it is timed, and under which name
-TIMED: dict[str, dict[str, Words]] = {
+# module -> function -> label of its spans
+TIMED: dict[str, dict[str, Label]] = {
     "windlass.cli.prepare": {"prepare_words": lambda *_a, **_k: "prepare"},
     "windlass.client.jobs.packing": {"pack": lambda *_a, **_k: "pack the project"},
     "windlass.engines.archives": {"build_archive": lambda *_a, **_k: "build the agent's archive"},
@@ -39,7 +40,7 @@ TIMED: dict[str, dict[str, Words]] = {
     "windlass.engines.cluster.job_secret": {
         "make_certificates": lambda *_a, **_k: "make certificates"
     },
-    "windlass.kube.client.transport": {"Transport._send": _request_words},
+    "windlass.kube.client.transport": {"Transport._send": _request_label},
     "windlass.engines.cluster.submit": {"create_objects": lambda *_a, **_k: "create objects"},
     "windlass.kube.client.forward": {"open_stream": lambda *_a, **_k: "open a port-forward"},
     "windlass.engines.cluster.lead_sync": {
@@ -49,17 +50,17 @@ TIMED: dict[str, dict[str, Words]] = {
 }
 
 
-class Watch:
-    """Spans so far, and how long each package took to load."""
+class Recorder:
+    """The recorded spans, and the load time of each package."""
 
     def __init__(self) -> None:
         self.spans: list[dict[str, Any]] = []
         self.import_s: dict[str, float] = {}
         self._open = threading.local()
 
-    def timed(self, function: Callable[..., Any], words: Words) -> Callable[..., Any]:
+    def timed(self, function: Callable[..., Any], label: Label) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            span: dict[str, Any] = {"name": words(*args, **kwargs), "ended_s": None}
+            span: dict[str, Any] = {"name": label(*args, **kwargs), "ended_s": None}
             span |= {"began_s": time.time(), "cpu_before_s": time.process_time()}
             self.spans.append(span)
             try:
@@ -70,7 +71,7 @@ class Watch:
         return call
 
     def load(self, name: str, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
-        """Run a module; its own time is what those it loads in turn did not take."""
+        """Run a module and record its own time, without the modules that it loads."""
         inner = getattr(self._open, "inner_s", 0.0)
         self._open.inner_s = 0.0
         began_s = time.perf_counter()
@@ -81,10 +82,10 @@ class Watch:
             root = _group(name)
             self.import_s[root] = self.import_s.get(root, 0.0) + took_s - self._open.inner_s
             self._open.inner_s = inner + took_s
-        for path, words in TIMED.get(name, {}).items():
+        for path, label in TIMED.get(name, {}).items():
             owner_path, _, last = path.rpartition(".")
             owner = getattr(module, owner_path) if owner_path else module
-            setattr(owner, last, self.timed(getattr(owner, last), words))
+            setattr(owner, last, self.timed(getattr(owner, last), label))
 
 
 def _group(name: str) -> str:
@@ -93,10 +94,10 @@ def _group(name: str) -> str:
 
 
 class Finder:
-    """Finds modules as everybody does, and has the watch look on while they load."""
+    """Meta path finder that uses the other finders and records each module's load."""
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         for finder in sys.meta_path:
@@ -104,28 +105,28 @@ class Finder:
                 continue
             spec = finder.find_spec(name, path, target)
             if spec is not None:
-                self._look_on(name, spec)
+                self._instrument(name, spec)
                 return spec
         return None
 
-    def _look_on(self, name: str, spec: ModuleSpec) -> None:
+    def _instrument(self, name: str, spec: ModuleSpec) -> None:
         loader: Any = spec.loader
         if loader is None or isinstance(loader, type) or not hasattr(loader, "exec_module"):
             return
         execute = loader.exec_module
-        loader.exec_module = lambda module: self._watch.load(name, execute, module)
+        loader.exec_module = lambda module: self._recorder.load(name, execute, module)
 
 
 def main() -> int:
-    watch = Watch()
-    sys.meta_path.insert(0, Finder(watch))
+    recorder = Recorder()
+    sys.meta_path.insert(0, Finder(recorder))
     sys.argv[0] = "windlass"
     from windlass.cli.main import main as windlass
 
     try:
         return windlass()
     finally:
-        found = {"up_s": _UP_S, "spans": watch.spans, "import_s": watch.import_s}
+        found = {"up_s": _UP_S, "spans": recorder.spans, "import_s": recorder.import_s}
         with open(os.environ["BENCH_TRACE"], "w") as out:
             json.dump({**found, "cpu_s": time.process_time()}, out)
 

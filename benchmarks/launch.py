@@ -1,11 +1,11 @@
-"""Start, re-run and restart against torchrun: interleaved in one run, as ratios of medians.
+"""Compare start, re-run and restart with torchrun, interleaved in one run, as ratios of medians.
 
     python benchmarks/launch.py [--repeats 5] [--only cold,restart] [--ranks 2,8] [--json FILE]
 
-The clock of a start runs from the moment before the exec of the command line, with no process of
-either contestant alive, to the moment rank 0 has its first all-reduce behind it. The clock of a
-restart runs from SIGKILL of one rank until every rank has an all-reduce of the next attempt behind
-it. Each run must exit with 0, have the right sum on every rank, and leave no process behind.
+The clock of a start begins just before the exec of the command line, with no process of either
+contestant alive. It stops when rank 0 has finished its first all-reduce. The clock of a restart
+runs from SIGKILL of one rank until every rank has finished an all-reduce of the next attempt. Each
+run must exit with 0, have the right sum on every rank, and end all its processes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
 BIN = Path(sys.executable).parent
-MARK = "BENCH_RUN"  # in the environment of everything that is started here
+MARK = "BENCH_RUN"  # environment variable of all processes that the benchmark starts
 LIMIT_S = 180.0
 UNPRELOADED = (
     "asyncio,decimal,email.mime.multipart,http.server,sqlite3,unittest.mock,xml.dom.minidom,"
@@ -41,12 +41,12 @@ UNPRELOADED = (
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure on both sides."""
+    """A measurement of both contestants."""
 
     name: str
     ranks: int
     measure: Callable[[Contestant, int], Sample]
-    target: float | None = None  # the ratio that must be reached
+    target: float | None = None  # maximum ratio
 
     @property
     def label(self) -> str:
@@ -55,7 +55,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Sample:
-    """One measurement: the time itself, and the moments on the way (seconds since its clock began)."""
+    """One measured time, with intermediate moments in seconds since the clock began."""
 
     seconds: float
     moments: dict[str, float] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Contestant:
     name: str
     command: Callable[[Path, int, int], list[str]]  # script, ranks, restarts
     env: dict[str, str] = field(default_factory=dict)
-    restart_env: dict[str, str] = field(default_factory=dict)  # only where restarts are measured
+    restart_env: dict[str, str] = field(default_factory=dict)  # applies only to measured restarts
 
 
 def windlass_command(program: Path) -> Callable[[Path, int, int], list[str]]:
@@ -78,13 +78,13 @@ def windlass_command(program: Path) -> Callable[[Path, int, int], list[str]]:
 
 
 def torchrun_command(script: Path, ranks: int, restarts: int) -> list[str]:
-    """As its page says; only that a port of its own keeps other users of 29500 out of the way."""
-    how = ["--nproc-per-node", str(ranks)]
-    if restarts:  # with a store of their own, ranks and torchrun cannot share a port
-        how += ["--standalone", "--max-restarts", str(restarts)]
+    """Return the command of torchrun's documentation, with a free port instead of 29500."""
+    flags = ["--nproc-per-node", str(ranks)]
+    if restarts:  # ranks with their own store cannot share a port with torchrun
+        flags += ["--standalone", "--max-restarts", str(restarts)]
     else:
-        how += ["--master-port", str(_free_port())]
-    return [str(BIN / "torchrun"), *how, str(script)]
+        flags += ["--master-port", str(_free_port())]
+    return [str(BIN / "torchrun"), *flags, str(script)]
 
 
 # -- running one ------------------------------------------------------------------------------------
@@ -92,38 +92,38 @@ def torchrun_command(script: Path, ranks: int, restarts: int) -> list[str]:
 
 @contextmanager
 def launched(
-    who: Contestant, script: str, ranks: int, *, restarts: int = 0, imports: str = ""
+    contestant: Contestant, script: str, ranks: int, *, restarts: int = 0, imports: str = ""
 ) -> Iterator[Run]:
-    """Start a contestant; yields its run while it lasts; then judges it."""
+    """Start a contestant and yield its run. Exit if it fails or leaves processes running."""
     mark = f"{MARK}={uuid.uuid4().hex}"
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        extra = who.restart_env if restarts else {}
-        env = {**os.environ, **who.env, **extra, "BENCH_OUT": folder, MARK: mark.partition("=")[2]}
-        env.pop("PYTHONDONTWRITEBYTECODE", None)  # byte code is cached, as it is for everybody
+        extra = {**contestant.env, **(contestant.restart_env if restarts else {})}
+        env = {**os.environ, **extra, "BENCH_OUT": folder, MARK: mark.partition("=")[2]}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # cache byte code, as users do
         env["BENCH_IMPORTS"] = imports
-        command = who.command(SCRIPTS / script, ranks, restarts)
+        command = contestant.command(SCRIPTS / script, ranks, restarts)
         with (out / "output").open("wb") as output:
             began_s = time.time()
             process = subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
             try:
-                yield Run(who.name, began_s, out, process)
+                yield Run(contestant.name, began_s, out, process)
                 code = process.wait(timeout=LIMIT_S)
             finally:
                 process.kill()
                 process.wait()
-                left = _wait_for_none(mark)
+                remaining = _wait_for_none(mark)
         if code != 0:
-            _fail(out, f"{who.name} exited with {code}: {' '.join(command)}")
-        if left:
-            _fail(out, f"{who.name} left {len(left)} process(es) behind: {left}")
+            _fail(out, f"{contestant.name} exited with {code}: {' '.join(command)}")
+        if remaining:
+            _fail(out, f"{contestant.name} did not end {len(remaining)} process(es): {remaining}")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run that is going on: when its clock began, and where its ranks write."""
+    """A run in progress, with the start of its clock and the folder its ranks write to."""
 
     name: str
     began_s: float
@@ -131,7 +131,7 @@ class Run:
     process: subprocess.Popen[bytes]
 
     def wait_for(self, names: list[str]) -> None:
-        """Until every one of these files is there."""
+        """Wait until all of these files exist."""
         deadline = time.monotonic() + LIMIT_S
         while not all((self.out / name).exists() for name in names):
             if self.process.poll() not in (None, 0):
@@ -141,28 +141,28 @@ class Run:
             time.sleep(0.02)
 
 
-def measure_start(who: Contestant, ranks: int, imports: str = "") -> Sample:
-    """From the exec of the command line to rank 0's first all-reduce."""
-    with launched(who, "first_all_reduce.py", ranks, imports=imports) as run:
+def measure_start(contestant: Contestant, ranks: int, imports: str = "") -> Sample:
+    """Measure from the exec of the command line to rank 0's first all-reduce."""
+    with launched(contestant, "first_all_reduce.py", ranks, imports=imports) as run:
         run.wait_for([f"rank-{rank}" for rank in range(ranks)])
         stamps = json.loads((run.out / "rank-0").read_text())
     moments = {name: at_s - run.began_s for name, at_s in stamps.items()}
     return Sample(moments["reduced"], moments)
 
 
-def measure_unpreloaded(who: Contestant, ranks: int) -> Sample:
-    """The same with a script that imports what nobody has imported ahead."""
-    return measure_start(who, ranks, imports=UNPRELOADED)
+def measure_unpreloaded(contestant: Contestant, ranks: int) -> Sample:
+    """Measure a start with a script that imports modules which are not preloaded."""
+    return measure_start(contestant, ranks, imports=UNPRELOADED)
 
 
-def measure_rerun(who: Contestant, ranks: int) -> Sample:
-    """The same command again, as soon as the first has ended."""
-    measure_start(who, ranks)
-    return measure_start(who, ranks)
+def measure_rerun(contestant: Contestant, ranks: int) -> Sample:
+    """Measure a second start, right after the first run has ended."""
+    measure_start(contestant, ranks)
+    return measure_start(contestant, ranks)
 
 
 def kill_last_rank(run: Run, ranks: int) -> tuple[float, list[list[str]]]:
-    """SIGKILL the last rank once all have begun: when, and what each rank of the next attempt left."""
+    """Kill the last rank once all have begun. Return when, and what each rank of the next attempt wrote."""
     before = [f"attempt-0-rank-{rank}" for rank in range(ranks)]
     after = [f"attempt-1-rank-{rank}" for rank in range(ranks)]
     run.wait_for(before)
@@ -173,24 +173,24 @@ def kill_last_rank(run: Run, ranks: int) -> tuple[float, list[list[str]]]:
     return killed_s, [(run.out / name).read_text().split() for name in after]
 
 
-def measure_restart(who: Contestant, ranks: int) -> Sample:
-    """From SIGKILL of the last rank until every rank steps in the next attempt."""
-    with launched(who, "restarted.py", ranks, restarts=1) as run:
+def measure_restart(contestant: Contestant, ranks: int) -> Sample:
+    """Measure from SIGKILL of the last rank until every rank steps in the next attempt."""
+    with launched(contestant, "restarted.py", ranks, restarts=1) as run:
         killed_s, stamps = kill_last_rank(run, ranks)
     stepping_s = [float(stamp[1]) for stamp in stamps]
     moments = {"first rank steps": min(stepping_s) - killed_s}
     return Sample(max(stepping_s) - killed_s, moments)
 
 
-# -- what was left, what is missing --------------------------------------------------------------------
+# -- processes and failures ----------------------------------------------------------------------------
 
 
 def _wait_for_none(mark: str) -> list[str]:
-    """Command lines of marked processes that are still there after a moment of patience."""
+    """Wait up to 3 s for all marked processes to end. Return the command lines of the others."""
     deadline = time.monotonic() + 3.0
-    while (left := _find_marked(mark)) and time.monotonic() < deadline:
+    while (remaining := _find_marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return [_read(path.parent / "cmdline").replace("\0", " ")[:200] for path in left]
+    return [_read(path.parent / "cmdline").replace("\0", " ")[:200] for path in remaining]
 
 
 def _find_marked(mark: str) -> list[Path]:
@@ -217,11 +217,11 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-# -- all of them ---------------------------------------------------------------------------------------
+# -- the command ---------------------------------------------------------------------------------------
 
 
 def make_cases(ranks: list[int], only: list[str]) -> list[Case]:
-    """Every case, or those asked for, for each number of ranks."""
+    """Return the cases in `only`, or all of them, for each number of ranks."""
     cold = {2: 0.45, 8: 0.35}
     cases = []
     for num in ranks:
@@ -235,17 +235,18 @@ def make_cases(ranks: list[int], only: list[str]) -> list[Case]:
 
 
 def run_case(case: Case, pair: tuple[Contestant, Contestant], repeats: int) -> dict[str, object]:
-    """A warm-up of both, then both in turn, the one who goes first changing every time."""
-    samples: dict[str, list[Sample]] = {who.name: [] for who in pair}
+    """Run a warm-up of both contestants, then both in turn. The order is reversed every time."""
+    samples: dict[str, list[Sample]] = {contestant.name: [] for contestant in pair}
     for repeat in range(repeats + 1):
-        for who in pair if repeat % 2 else pair[::-1]:
-            sample = case.measure(who, case.ranks)
+        for contestant in pair if repeat % 2 else pair[::-1]:
+            sample = case.measure(contestant, case.ranks)
             if repeat > 0:
-                samples[who.name].append(sample)
-            _say(f"{case.label}: {who.name} {sample.seconds:.3f} s{'' if repeat else ' (warm-up)'}")
+                samples[contestant.name].append(sample)
+            note = "" if repeat else " (warm-up)"
+            _log(f"{case.label}: {contestant.name} {sample.seconds:.3f} s{note}")
     times = {name: [sample.seconds for sample in found] for name, found in samples.items()}
     medians = {name: statistics.median(found) for name, found in times.items()}
-    ours, theirs = (who.name for who in pair)
+    ours, theirs = (contestant.name for contestant in pair)
     pairs = [mine / peer for mine, peer in zip(times[ours], times[theirs], strict=True)]
     ratio = medians[ours] / medians[theirs]
     return {
@@ -267,7 +268,7 @@ def _median_moments(samples: list[Sample]) -> dict[str, float]:
 
 
 def render_table(rows: list[dict[str, object]]) -> str:
-    """The results as a table in Markdown."""
+    """Return the results as a Markdown table."""
     lines = [
         "| | ranks | windlass | torchrun | ratio | pairs | target |",
         "|---|--:|--:|--:|--:|--:|---|",
@@ -295,27 +296,29 @@ def describe_machine() -> dict[str, object]:
     }
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--repeats", type=int, default=5, help="measured runs of each, after a warm-up"
+        "--repeats", type=int, default=5, help="measured runs after a warm-up (default: 5)"
     )
-    parser.add_argument("--only", default="", help="some of: cold,cold-imports,re-run,restart")
-    parser.add_argument("--ranks", default="2,8", help="numbers of ranks")
     parser.add_argument(
-        "--windlass", type=Path, default=BIN / "windlass", help="the program to time"
+        "--only", default="", help="cases (default: cold,cold-imports,re-run,restart)"
     )
-    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    parser.add_argument("--ranks", default="2,8", help="numbers of ranks (default: 2,8)")
+    parser.add_argument(
+        "--windlass", type=Path, default=BIN / "windlass", help="windlass program to measure"
+    )
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     options = parser.parse_args()
 
     home = tempfile.mkdtemp(prefix="windlass-bench-")
     pair = (
         Contestant("windlass", windlass_command(options.windlass), {"WINDLASS_HOME": home}),
-        # with gloo, torchrun 2.13 restarts only if ranks make a store of their own
+        # with gloo, torchrun 2.13 restarts only if ranks create their own store
         Contestant(
             "torchrun", torchrun_command, restart_env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         ),
@@ -325,7 +328,7 @@ def main() -> None:
         options.only.split(",") if options.only else [],
     )
     if not cases:
-        parser.error(f"--only {options.only}: there is no such case")
+        parser.error(f"--only: unknown case {options.only}")
     before = describe_machine()
     try:
         rows = [run_case(case, pair, options.repeats) for case in cases]

@@ -2,9 +2,9 @@
 
     python benchmarks/lead_failover.py --image IMAGE [--rounds 5]
 
-Two pods with one rank each, gloo. Once both ranks step, node 0's pod is deleted by force. The clock stops
-when the slowest rank of the next attempt has done its first all-reduce. Contestants take turns.
-Windlass replaces one pod and keeps the other; a JobSet's failure policy recreates both.
+There are two pods with one rank each, using gloo. Once both ranks step, node 0's pod is deleted by force. The
+clock stops when the slowest rank of the next attempt has finished its first all-reduce. Contestants take
+turns. Windlass replaces one pod and keeps the other. A JobSet's failure policy recreates both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kubernetes_place import LIMIT_S, Place, Stamp, opened, read_stamps
+from kubernetes_place import LIMIT_S, Place, Stamp, open_place, read_stamps
 
 from windlass.kube.client.api import connect
 from windlass.kube.objects.fields import name_of
@@ -81,7 +81,7 @@ def make_job_set(image: str) -> dict[str, Any]:
 
 def measure_job_set(place: Place, image: str, _folder: Path) -> float:
     place.api.create(JOB_SETS, make_job_set(image))
-    first = place.wait_stamps(2, who="jobset")
+    first = place.wait_stamps(2, contestant="jobset")
     killed_s = lose_first_pod(place)
     last_s = wait_for_steps(lambda: read_pod_stamps(place), first, killed_s, "jobset")
     place.api.delete(JOB_SETS, NAME)
@@ -128,7 +128,7 @@ def read_pod_stamps(place: Place) -> list[Stamp]:
 
 
 def wait_for_steps(
-    read: Callable[[], list[Stamp]], first: list[Stamp], killed_s: float, who: str
+    read: Callable[[], list[Stamp]], first: list[Stamp], killed_s: float, contestant: str
 ) -> float:
     """Return when the slowest rank of the next attempt made its first step."""
     before = {json.dumps(stamp) for stamp in first}
@@ -141,7 +141,9 @@ def wait_for_steps(
         return len(new) == 2
 
     if not wait_until(is_complete, timeout_s=LIMIT_S, every_s=0.2):
-        raise SystemExit(f"{who}: ranks {sorted(new)} stepped again in {LIMIT_S:g} s, not both")
+        raise SystemExit(
+            f"{contestant}: only ranks {sorted(new)} stepped again within {LIMIT_S:g} s"
+        )
     return max(new.values())
 
 
@@ -156,7 +158,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.rounds):
             for name in list(contestants)[:: -1 if number % 2 else 1]:
-                with opened(connect(), f"{options.namespace}-{number}-{name}") as place:
+                with open_place(connect(), f"{options.namespace}-{number}-{name}") as place:
                     seconds = contestants[name](place, options.image, Path(folder))
                 taken[name].append(seconds)
                 print(f"{name}: {seconds:.2f} s", flush=True)

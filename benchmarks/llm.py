@@ -1,12 +1,13 @@
-"""The LLM recipe against Hugging Face's Trainer and a plain loop: tokens per second, loss, memory, stalls.
+"""Compare the LLM recipe with Hugging Face's Trainer and a plain loop: speed, loss, memory, stalls.
 
     python benchmarks/llm.py WORK [--only speed|logits|profile|saves|losses|memory|bf16,...] [--steps 40]
 
-Measures this machine's matmul, makes a model of 1.24 billion random weights, a tokenizer and documents in
-WORK, and runs each case as a process of its own, one after another (`--together 3`: so many at once, for
-cases that measure neither speed nor memory). Ours is the recipe as anybody starts it, read from the
-metrics.jsonl that it writes. At the end come the ratios. Where there is no GPU, `--shape tiny` shows that
-all runs.
+The program measures this machine's matmul rate. It creates a model of 1.24 billion random weights, a
+tokenizer and documents in WORK. It then runs the cases one after another, each in a separate process.
+`--together 3` runs three at a time, for cases that measure neither speed nor memory.
+
+Our cases start the recipe as users do, and read the metrics.jsonl that it writes. The ratios are printed at
+the end. `--shape tiny` runs all cases on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Cases = dict[str, Callable[[], dict[str, Any]]]
 
 
 def make_cases(given: argparse.Namespace) -> dict[str, Cases]:
-    """Each case by its name, in groups."""
+    """Return the groups of cases, by name."""
     plain, *_ = precisions = choose_precisions(given)
     speed: Cases = {
         "hf-trainer": partial(hf, "trainer", given),
@@ -73,41 +74,42 @@ def make_cases(given: argparse.Namespace) -> dict[str, Cases]:
 
 
 def logits_of(given: argparse.Namespace) -> dict[str, Any]:
-    """How far our logits are from transformers'."""
-    words = [str(HERE / "llm_logits.py"), str(given.work), "--length", str(given.length)]
-    return read_last(run(words, given.work / "logits.log"))
+    """Measure the distance of our logits from transformers'."""
+    args = [str(HERE / "llm_logits.py"), str(given.work), "--length", str(given.length)]
+    return read_last(run(args, given.work / "logits.log"))
 
 
 def profile_of(kind: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Where the milliseconds of a step go."""
-    words = [str(HERE / "llm_profile.py"), kind, "--shape", given.shape]
-    return read_last(run(words, given.work / f"profile-{kind}.log"))
+    """Profile one step."""
+    args = [str(HERE / "llm_profile.py"), kind, "--shape", given.shape]
+    return read_last(run(args, given.work / f"profile-{kind}.log"))
 
 
 def choose_precisions(given: argparse.Namespace) -> tuple[str, ...]:
-    """What is computed in; a CPU has no float8."""
+    """Return the precisions to compare. A CPU has no float8."""
     return ("bf16", "fp8") if given.shape != "tiny" else ("fp32",)
 
 
 def choose(only: str, groups: dict[str, Cases]) -> Cases:
-    """The cases of these groups and names; all of them unless some are named."""
+    """Return the cases of these groups and names (default: all)."""
     cases = {name: case for group in groups.values() for name, case in group.items()}
     chosen: Cases = {}
     for name in only.split(",") if only else groups:
         if name not in groups and name not in cases:
-            sys.exit(f"llm.py: no case is called {name}; there are {', '.join([*groups, *cases])}")
+            known = ", ".join([*groups, *cases])
+            sys.exit(f"llm.py: unknown case {name}\nhint: choose from {known}")
         chosen |= groups[name] if name in groups else {name: cases[name]}
     return chosen
 
 
 def show(name: str, seen: dict[str, Any]) -> None:
-    words = [f"{name:15}"]
+    parts = [f"{name:15}"]
     if "tokens_per_s" in seen:
-        words.append(f"{seen['tokens_per_s']:9.0f} tokens/s")
-    words += [f"{key} {_text(seen[key])}" for key in SHOWN if seen.get(key) is not None]
+        parts.append(f"{seen['tokens_per_s']:9.0f} tokens/s")
+    parts += [f"{key} {_text(seen[key])}" for key in SHOWN if seen.get(key) is not None]
     if losses := seen.get("losses"):
-        words.append(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
-    print("  ".join(words), flush=True)
+        parts.append(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+    print("  ".join(parts), flush=True)
 
 
 def _text(value: Any) -> str:
@@ -125,8 +127,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=LENGTH)
     parser.add_argument("--tokens", type=int, default=8_000_000)
-    parser.add_argument("--memory-gib", type=float, help="take this for the GPU's memory")
-    parser.add_argument("--together", type=int, default=1, help="cases at once")
+    parser.add_argument("--memory-gib", type=float, help="GPU memory to assume")
+    parser.add_argument(
+        "--together", type=int, default=1, help="cases to run concurrently (default: 1)"
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
@@ -134,7 +138,9 @@ def main() -> None:
     chosen = choose(given.only, make_cases(given)).items()
     device, rate = measure_matmul()
     if device == "cpu" and given.shape != "tiny":
-        sys.exit("llm.py: there is no GPU here; `--shape tiny` shows that all runs")
+        sys.exit(
+            "llm.py: this machine has no GPU\nhint: run all cases on the CPU with `--shape tiny`"
+        )
     print(f"matmul: {rate / 1e12:.4g} TFLOP/s", flush=True)
     make_work(given)
     seen: dict[str, Any] = {"matmul_flops_per_s": rate}
@@ -147,27 +153,27 @@ def main() -> None:
     for describe in (describe_speed, describe_losses):
         for line in describe(seen, precisions=choose_precisions(given)):
             print(line)
-    sys.exit(any(name not in seen for name in names.values()))  # one that has failed is not
+    sys.exit(any(name not in seen for name in names.values()))  # failed cases are not in `seen`
 
 
 def end_now(number: int, *_: Any) -> None:
-    """Leave nothing running: a case that goes on would spoil whatever is measured next."""
+    """End all cases, because a running case would disturb the next measurement."""
     end_all()
     os._exit(128 + number)
 
 
 def record(name: str, done: Future[dict[str, Any]], seen: dict[str, Any]) -> None:
-    """Show what a case has measured, and keep it."""
+    """Store and print the result of a case."""
     try:
         seen[name] = done.result()
-    except Exception as error:  # noqa: BLE001 - the other cases go on
+    except Exception as error:  # noqa: BLE001 - the other cases continue
         print(f"{name}: failed, {type(error).__name__}: {error}", flush=True)
     else:
         show(name, seen[name])
 
 
 def measure_matmul() -> tuple[str, float]:
-    """What computes here, and how fast. In a process of its own: this one is to hold no memory of a GPU."""
+    """Return the device and its matmul rate, from a separate process to leave the GPU's memory free."""
     code = "import torch; from windlass.train.trainer.meters import measure_matmul_rate as m; "
     code += "device = 'cuda' if torch.cuda.is_available() else 'cpu'; print(device, m(device))"
     device, rate = subprocess.check_output([sys.executable, "-c", code], text=True).split()
@@ -175,12 +181,12 @@ def measure_matmul() -> tuple[str, float]:
 
 
 def make_work(given: argparse.Namespace) -> None:
-    """Model and documents, unless they are there; in a process of its own as well."""
-    words = [str(HERE / "llm_work.py"), str(given.work)]
-    words += ["--shape", given.shape, "--tokens", str(given.tokens)]
+    """Create missing models and documents in a separate process."""
+    args = [str(HERE / "llm_work.py"), str(given.work)]
+    args += ["--shape", given.shape, "--tokens", str(given.tokens)]
     given.work.mkdir(parents=True, exist_ok=True)
     try:
-        run(words, given.work / "work.log")
+        run(args, given.work / "work.log")
     except RuntimeError as error:
         sys.exit(f"llm.py: {error}")
 

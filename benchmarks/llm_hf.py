@@ -1,10 +1,10 @@
-"""Hugging Face's side of `llm.py`: a plain eager loop over its model, and its Trainer with defaults.
+"""Hugging Face cases of `llm.py`: a plain eager loop over its model, and its Trainer with defaults.
 
     python benchmarks/llm_hf.py loop|trainer WORK --steps 40 [--batch 16] [--seed 42]
 
-Both read the rows that the recipe trains on, in the recipe's order, from its own cache of tokens; weights are
-float32, computed in bfloat16 by autocast. Writes one JSON object to standard output: times of steps, losses,
-peak memory.
+Both read the recipe's rows in the recipe's order, from its token cache. Weights are float32, and autocast
+computes in bfloat16. The program writes one JSON object with step times, losses and peak memory to standard
+output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llm_work import LENGTH
 
 
 def read_rows(work: Path, kind: str, length: int) -> Any:
-    """The recipe's rows."""
+    """Return the recipe's rows."""
     from transformers import AutoTokenizer
 
     from windlass.recipes.llm.llm_trainer import make_rows
@@ -46,7 +46,7 @@ def load_model(work: Path) -> Any:
 
 
 def loop(rows: Any, given: argparse.Namespace) -> dict[str, Any]:
-    """A loop that anybody would write, on the recipe's order of rows."""
+    """Train with a plain loop, on the recipe's order of rows."""
     from windlass.train.data.loader import Loader
     from windlass.train.trainer.optimizers import group_by_decay, make_schedule
 
@@ -89,7 +89,7 @@ def loop(rows: Any, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def trainer(rows: Any, given: argparse.Namespace) -> dict[str, Any]:
-    """Its Trainer, with its own defaults but for precision and sizes."""
+    """Train with Hugging Face's Trainer, with its defaults except for precision and sizes."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     times = [time.perf_counter()]
@@ -119,11 +119,11 @@ def trainer(rows: Any, given: argparse.Namespace) -> dict[str, Any]:
         logging_steps=10,
         disable_tqdm=True,
     )
-    told = Trainer(
+    hf_trainer = Trainer(
         model=load_model(given.work), args=arguments, train_dataset=Rows(), callbacks=[Clock()]
     )
-    told.train()
-    losses = [line["loss"] for line in told.state.log_history if "loss" in line]
+    hf_trainer.train()
+    losses = [line["loss"] for line in hf_trainer.state.log_history if "loss" in line]
     return {"losses": [float(loss) for loss in losses], "times": times}
 
 
@@ -138,7 +138,9 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=LENGTH)
     parser.add_argument("--lr", type=float, default=2e-5)
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--schedule-steps", type=int, help="of the learning rate; --steps")
+    parser.add_argument(
+        "--schedule-steps", type=int, help="steps of the learning rate schedule (default: --steps)"
+    )
     given = parser.parse_args()
     rows = read_rows(given.work, given.kind, given.length)
     seen = {"loop": loop, "trainer": trainer}[given.side](rows, given)

@@ -1,10 +1,13 @@
-"""Logits of `llm.py`'s model, ours against transformers', in and out: `llm.py --only logits`, or alone.
+"""Compare our logits of `llm.py`'s model with transformers', before and after an export.
 
     python benchmarks/llm_logits.py WORK [--length 4096]
 
-Transformers in float32 is the measure. What transformers itself loses in bfloat16 is the noise; ours,
-computed in bfloat16 as in a training, is to be no further away. The weights are then written out again, and
-transformers has to give the same logits to the bit. Writes one JSON object to standard output.
+`llm.py --only logits` runs it too. The reference is transformers in float32. The loss of accuracy of
+transformers in bfloat16 counts as noise. Our logits, computed in bfloat16 as in a training, must not be
+further away.
+
+The weights are then exported again, and transformers must return bit-identical logits. The program writes
+one JSON object to standard output.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from llm_work import LENGTH
 
 
 def compare(folder: Path, *, length: int) -> dict[str, Any]:
-    """Distances of logits from transformers' in float32, and whether an export gives the same ones."""
+    """Return distances from transformers' float32 logits, and whether an export has equal logits."""
     from windlass.recipes.llm.model_build import load_llama, save_llama
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -44,7 +47,7 @@ def compare(folder: Path, *, length: int) -> dict[str, Any]:
 
 
 def read_logits(folder: Path, dtype: torch.dtype, *, length: int, device: str) -> torch.Tensor:
-    """Transformers' logits for one row."""
+    """Return transformers' logits for one row."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
@@ -60,7 +63,7 @@ def make_tokens(num_words: int, *, length: int, device: str) -> torch.Tensor:
 
 
 def distance(near: torch.Tensor, exact: torch.Tensor) -> float:
-    """Relative to the norm of what is exact."""
+    """Return the distance relative to the norm of `exact`."""
     return float((near.float() - exact).norm() / exact.norm())
 
 
@@ -68,8 +71,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", type=Path)
     parser.add_argument("--length", type=int, default=LENGTH)
-    asked = parser.parse_args()
-    seen = compare(asked.work / "model", length=asked.length)
+    options = parser.parse_args()
+    seen = compare(options.work / "model", length=options.length)
     sys.stdout.write("\n" + json.dumps(seen) + "\n")
 
 

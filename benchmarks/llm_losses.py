@@ -1,8 +1,8 @@
-"""Losses of `llm.py`: bf16 and fp8 over seeds, and ours against Hugging Face's loop on one order of rows.
+"""Loss cases of `llm.py`: bf16 and fp8 over seeds, and our loop against Hugging Face's on one order of rows.
 
-A seed is another order of the same rows. Cases are small (rows of 2048, 4 of them a step), since what counts
-is their number; `--together` runs several at once. Hugging Face's loop sees the rows of our first case in the
-same order, at the same rates, for its first 200 steps.
+A seed is another order of the same rows. Cases are small (rows of 2048, 4 rows per step) so that many of them
+can run. `--together` runs several at a time. Hugging Face's loop sees the rows of our first case for the
+first 200 steps, in the same order and at the same learning rates.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from llm_runs import hf, ours
 
 SEEDS = (42, 43, 44)
 SEEDS_STEPS, LOOP_STEPS = 300, 200
-AT_ONCE = 10  # steps whose mean is one number
-LAST = 5  # such numbers at the end, that are compared
+AT_ONCE = 10  # steps per mean
+LAST = 5  # number of means at the end that are compared
 Case = Callable[[], dict[str, Any]]
 
 
 def make_loss_cases(given: argparse.Namespace, *, precisions: tuple[str, ...]) -> dict[str, Case]:
-    """The cases by their names."""
+    """Return the cases by name."""
     rows = {"length": min(given.length, 2048), "batch": 4}
-    told = {**rows, "log_every": AT_ONCE, "steps": SEEDS_STEPS}
+    settings = {**rows, "log_every": AT_ONCE, "steps": SEEDS_STEPS}
     cases: dict[str, Case] = {
         "losses-hf": partial(
             hf, "loop", given, **{**rows, "steps": LOOP_STEPS, "schedule-steps": SEEDS_STEPS}
@@ -35,13 +35,13 @@ def make_loss_cases(given: argparse.Namespace, *, precisions: tuple[str, ...]) -
         for precision in precisions:
             name = _name(precision, seed)
             cases[name] = partial(
-                ours, name, given, **{**told, "precision": precision, "seed": seed}
+                ours, name, given, **{**settings, "precision": precision, "seed": seed}
             )
     return cases
 
 
 def describe_losses(seen: dict[str, Any], *, precisions: tuple[str, ...]) -> list[str]:
-    """What the losses say, as far as their cases were run."""
+    """Return lines that compare the losses of all cases that ran."""
     lines = []
     ends = {
         precision: [
@@ -62,7 +62,7 @@ def describe_losses(seen: dict[str, Any], *, precisions: tuple[str, ...]) -> lis
         apart = abs(statistics.mean(first) - statistics.mean(second))
         limit = 2 * statistics.stdev(first)
         verdict = "equal" if apart <= limit else "NOT equal"
-        lines.append(f"apart by {apart:.4f}, 2 sigma are {limit:.4f}: {verdict}")
+        lines.append(f"difference {apart:.4f}, 2 sigma {limit:.4f}: {verdict}")
     mine = _name(precisions[0], SEEDS[0])
     if mine in seen and "losses-hf" in seen:
         theirs = _means(seen["losses-hf"]["losses"])

@@ -1,9 +1,10 @@
-"""What adapters' columns cost the matmuls of a Llama's layers: why `linear_layers` lays them out as it does.
+"""Measure what adapter columns add to the matmuls of a Llama's layers.
 
     python benchmarks/llm_matmuls.py [--shape 1b] [--tokens 32768] [--more 0,16,32,64] [--json FILE]
 
-Each layer forward (`x W'`) and backward (`g W`), with so many more columns to sum over, or so many more of
-the result. Contestants take turns, and medians are told. Runs on a GPU in bfloat16, else on the CPU.
+The results explain the memory layout of `linear_layers`. Each layer runs forward (`x W'`) and backward
+(`g W`), with additional columns either to sum over or in the result. Cases take turns, and the program
+prints medians. It runs in bfloat16 on a GPU, and otherwise on the CPU.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _ROUNDS = 15
 
 
 class Case(NamedTuple):
-    """One matmul: of rows by what is summed over by columns of the result."""
+    """One matmul, with its number of summed columns and of columns in the result."""
 
     name: str
     way: str
     more: int
     summed: int
     columns: int
-    is_transposed: bool  # the right side is a weight as it is stored, turned
+    is_transposed: bool  # the right side is the transpose of a stored weight
 
 
 def list_cases(shape: str, mores: list[int]) -> list[Case]:
@@ -69,7 +70,7 @@ def make_matmul(case: Case, tokens: int, device: torch.device) -> Callable[[], o
 
 
 def time_ms(call: Callable[[], object], device: torch.device) -> float:
-    """Of three calls in a row, so that the GPU has work queued."""
+    """Return the mean time of three consecutive calls, which keep work queued on the GPU."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     wait()
     started_s = time.perf_counter()
@@ -80,7 +81,7 @@ def time_ms(call: Callable[[], object], device: torch.device) -> float:
 
 
 def measure(cases: list[Case], tokens: int, device: torch.device) -> dict[Case, float]:
-    """The cases of one layer and one way are held at once, and take turns."""
+    """Return the median time of each case. Cases of the same layer and direction take turns."""
     medians = {}
     for name in dict.fromkeys(case.name for case in cases):
         calls = {case: make_matmul(case, tokens, device) for case in cases if case.name == name}

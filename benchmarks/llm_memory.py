@@ -1,8 +1,8 @@
-"""The largest Llama that fine-tunes on this GPU: a width, and as many layers as fit, a row at a time.
+"""Find the largest Llama that fine-tunes on this GPU: a fixed width and as many layers as fit.
 
-How many is first guessed from the bytes that a weight takes; the peak that was seen then tells whether more
-will fit, and what does not fit is tried with fewer. Weights are zeros in a file with a hole: they take no
-disk and no time, and as much memory as others.
+It trains one row at a time. The first guess at the number of layers uses the bytes per weight. The measured
+peak then shows whether more layers fit, and a model that does not fit is retried with fewer. Weights are
+zeros in a sparse file. They need no disk space and no time, but as much memory as other weights.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from llm_work import make_config
 
 _STEPS = 3
 _TRIES = 4
-_GUESS_SHARE = 0.93  # of the memory, for what takes a number of bytes per weight
-_SPARE_GIB = 1.5  # for the context and what lies between tensors
+_GUESS_SHARE = 0.93  # share of the memory that the bytes per weight may fill
+_SPARE_GIB = 1.5  # reserve for the CUDA context and fragmentation
 
 
 class Kind(NamedTuple):
-    """A way to train, and what it takes."""
+    """A way to train, with its bytes per weight and its flags."""
 
     shape: str
     bytes_per_weight: float
@@ -42,7 +42,7 @@ KINDS = tuple(_KINDS)
 
 
 def find_largest(name: str, given: argparse.Namespace, precision: str) -> dict[str, Any]:
-    """The most layers that train, with activation checkpointing, and the peak that was seen."""
+    """Return the largest number of layers that train with activation checkpointing, and the peak."""
     kind = _KINDS[name]
     if given.shape == "tiny":
         kind = kind._replace(shape="tiny")
@@ -62,14 +62,14 @@ def find_largest(name: str, given: argparse.Namespace, precision: str) -> dict[s
             layers -= 1
             continue
         best = {**seen, "layers": layers, "billions": count(kind.shape, layers)}
-        told = f"{best['billions']:.2f} billion weights fit, {seen['peak_gib']:.1f} GiB"
-        print(f"  {name}: {layers} layers, {told}", flush=True)
+        size = f"{best['billions']:.2f} billion weights fit, {seen['peak_gib']:.1f} GiB"
+        print(f"  {name}: {layers} layers, {size}", flush=True)
         more = math.floor((room - _SPARE_GIB - seen["peak_gib"]) / layer_gib)
         if more < 1 or refused:
             break
         layers += more
     if best is None:
-        raise RuntimeError(f"{name}: {refused} layers had no room")
+        raise RuntimeError(f"{name}: {refused} layers did not fit")
     return {**best, "refused": refused}
 
 
@@ -95,7 +95,7 @@ def _try(
 
 
 def make_zeros(folder: Path, config: dict[str, Any]) -> None:
-    """A model folder whose weights, in bfloat16, are a hole in a file."""
+    """Create a model folder whose bfloat16 weights are a sparse file."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**config, "torch_dtype": "bfloat16"}))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -111,7 +111,7 @@ def make_zeros(folder: Path, config: dict[str, Any]) -> None:
 
 
 def list_weights(config: dict[str, Any]) -> list[tuple[str, list[int]]]:
-    """The weights of a model, without a head that is tied."""
+    """Return the names and shapes of a model's weights, without the tied head."""
     import torch
 
     from windlass.recipes.llm.llama import Llama
@@ -123,14 +123,16 @@ def list_weights(config: dict[str, Any]) -> list[tuple[str, list[int]]]:
 
 
 def count(shape: str, layers: int) -> float:
-    """Billions of weights."""
+    """Return the number of weights in billions."""
     weights = list_weights(make_config(shape, layers=layers))
     return sum(math.prod(sizes) for _, sizes in weights) / 1e9
 
 
 def read_memory_gib() -> float:
-    """Of the GPU, in a process of its own."""
+    """Return the GPU's memory, measured in a separate process."""
     code = "import torch; print(torch.cuda.mem_get_info()[1] / 2**30 if torch.cuda.is_available() else 0)"
     if not (room := float(subprocess.check_output([sys.executable, "-c", code], text=True))):
-        raise RuntimeError("there is no GPU here; --memory-gib says how much one has")
+        raise RuntimeError(
+            "this machine has no GPU\nhint: pass the memory to assume with --memory-gib"
+        )
     return room

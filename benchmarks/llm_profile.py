@@ -1,10 +1,10 @@
-"""Where the milliseconds of a step go, by kind of kernel: `llm.py --only profile`, or alone.
+"""Profile a training step by kind of kernel. `llm.py --only profile` runs it too.
 
     python benchmarks/llm_profile.py bf16|fp8|lora|lora-fp8 [--shape 1b] [--json FILE]
 
-A model with random weights is trained for some steps as the recipe does it, without files, data and logs;
-two steps are profiled. The last line is a JSON object. Kernels are told apart by their names, which differ
-between versions of CUDA: what no pattern knows is shown by its own name.
+It trains a model with random weights for some steps like the recipe, but without files, data and logs. Two
+of the steps are profiled. The last line is a JSON object. Kernels are grouped by name patterns. Names differ
+between CUDA versions, so the output also lists kernels by their own names.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from llm_work import LENGTH, SHAPES, make_config
 
 KINDS = ("bf16", "fp8", "lora", "lora-fp8")
 _STEPS = 6
-_PROFILED = 2  # of them
-_PATTERNS = (  # the first that matches a kernel's name
+_PROFILED = 2  # of the steps
+_PATTERNS = (  # the first match decides
     ("compiled", r"^triton_"),
     ("attention", r"flash|fmha|cudnn|sdpa|attention"),
     ("gate", r"_forward_kernel|_backward_kernel"),
@@ -39,7 +39,7 @@ _PATTERNS = (  # the first that matches a kernel's name
 
 
 def build(kind: str, shape: str, device: torch.device) -> Any:
-    """The model as the recipe would train it."""
+    """Build the model as the recipe trains it."""
     from windlass.recipes.llm.llama import Llama
     from windlass.recipes.llm.llama_config import read_llama_config
     from windlass.recipes.llm.llm_options import read_llm_options
@@ -63,7 +63,7 @@ def build(kind: str, shape: str, device: torch.device) -> Any:
 
 
 class Training:
-    """Steps over random tokens, in two micro-batches."""
+    """Training steps over random tokens, in two micro-batches."""
 
     def __init__(self, model: Any, *, rows: int, length: int, device: torch.device) -> None:
         self._model = model
@@ -87,7 +87,7 @@ class Training:
 
 
 def profile(kind: str, *, shape: str, rows: int, length: int) -> dict[str, Any]:
-    """Seconds of a step, and of its kernels."""
+    """Measure a step, and profile its kernels."""
     from windlass.train.trainer.meters import measure_matmul_rate
 
     device = torch.device("cuda")
@@ -130,7 +130,7 @@ def profile(kind: str, *, shape: str, rows: int, length: int) -> dict[str, Any]:
 
 
 def group(kernels: dict[str, tuple[float, int]]) -> dict[str, float]:
-    """Milliseconds by kind of kernel, most first."""
+    """Return milliseconds by kind of kernel, largest first."""
     sums: dict[str, float] = defaultdict(float)
     for name, (ms, _) in kernels.items():
         sums[find_kind(name)] += ms
@@ -138,12 +138,12 @@ def group(kernels: dict[str, tuple[float, int]]) -> dict[str, float]:
 
 
 def measure_idle(spans: list[tuple[float, float, str]]) -> float:
-    """Milliseconds in which no kernel ran, between the first and the last."""
+    """Return the milliseconds between the first and the last kernel in which none ran."""
     return sum(gap for gap, _ in _find_gaps(spans)) / 1000
 
 
 def list_gaps(spans: list[tuple[float, float, str]]) -> list[tuple[float, int, str]]:
-    """What ran before and after the times in which nothing did: milliseconds in all, how often, and who."""
+    """Return the gaps by surrounding kernels: total milliseconds, count and names."""
     sums: dict[str, list[float]] = defaultdict(list)
     for gap, between in _find_gaps(spans):
         sums[between].append(gap)
@@ -155,7 +155,7 @@ def list_gaps(spans: list[tuple[float, float, str]]) -> list[tuple[float, int, s
 
 
 def _find_gaps(spans: list[tuple[float, float, str]]) -> list[tuple[float, str]]:
-    """Microseconds of each gap, and the kernels on both sides of it."""
+    """Return each gap in microseconds, and the kernels on both sides of it."""
     gaps = []
     _, reached, before = spans[0]
     for start, end, name in spans[1:]:
@@ -180,10 +180,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--length", type=int, default=LENGTH)
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    seen = profile(asked.kind, shape=asked.shape, rows=asked.rows, length=asked.length)
-    if asked.json:
-        asked.json.write_text(json.dumps(seen))
+    options = parser.parse_args()
+    seen = profile(options.kind, shape=options.shape, rows=options.rows, length=options.length)
+    if options.json:
+        options.json.write_text(json.dumps(seen))
     for ms, count, name in seen["kernels"][:45]:
         sys.stdout.write(f"{ms:9.2f} ms {count:6d}  {name}\n")
     sys.stdout.write(json.dumps({key: seen[key] for key in seen if key != "kernels"}) + "\n")

@@ -1,4 +1,4 @@
-"""Checkpoints of `llm.py`: what a save costs, that those which are kept are whole, kill -9 during a save."""
+"""Checkpoint cases of `llm.py`: the cost of a save, intact files, and SIGKILL during a save."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POLL_S = 0.002
 
 
 def measure_saves(given: argparse.Namespace, precision: str) -> dict[str, Any]:
-    """A training that saves every few steps; all files that are kept are hashed."""
+    """Train with a save every few steps, and hash all files of the remaining checkpoints."""
     seen = ours("saves", given, precision=precision, checkpoint_every=SAVE_EVERY)
     seen["stalls_ms"] = find_stalls_ms(seen["windows"])
     folder = find_out(given, "saves")
@@ -30,14 +30,14 @@ def measure_saves(given: argparse.Namespace, precision: str) -> dict[str, Any]:
 
 
 def find_stalls_ms(windows: list[tuple[int, float, float]]) -> list[float]:
-    """How much longer some steps took with a save among them than as many without one, save by save.
+    """Return, for each window with a save, how much longer it took than the same steps without one.
 
-    The first window is where all is compiled; the last has the wait for the last file in it.
+    The first window is skipped because it compiles, and the last because it waits for the last file.
     """
     stalls, plain, before = [], [], windows[0][0]
     for step, elapsed_s, other_s in windows[1:]:
         num_steps = step - before
-        # a step's save comes after the step was told
+        # a step is logged before its save
         num_saves = (step - 1) // SAVE_EVERY - (before - 1) // SAVE_EVERY
         before = step
         if step == windows[-1][0]:
@@ -54,7 +54,7 @@ def find_stalls_ms(windows: list[tuple[int, float, float]]) -> list[float]:
 
 
 def measure_kill(given: argparse.Namespace, precision: str) -> dict[str, Any]:
-    """SIGKILL of the whole training while its second checkpoint is written; what the next start finds."""
+    """Kill the whole training while it writes its second checkpoint, and start it again."""
     folder = find_out(given, "killed")
     shutil.rmtree(folder, ignore_errors=True)
     more = {"precision": precision, "checkpoint_every": SAVE_EVERY, "micro_batch": 2}
@@ -75,7 +75,7 @@ def measure_kill(given: argparse.Namespace, precision: str) -> dict[str, Any]:
 
 
 def wait_for_half_written(folder: Path, process: subprocess.Popen[bytes]) -> str:
-    """The folder of a checkpoint that is being written while an earlier one is there already."""
+    """Wait until a second checkpoint is being written, and return the name of its folder."""
     until_s = time.monotonic() + _WAIT_S
     while time.monotonic() < until_s and process.poll() is None:
         names = {path.name for path in folder.glob("*step-*")}
@@ -83,11 +83,11 @@ def wait_for_half_written(folder: Path, process: subprocess.Popen[bytes]) -> str
         if whole and (half := names - whole):
             return half.pop()
         time.sleep(_POLL_S)
-    raise RuntimeError(f"no second checkpoint was seen in the making in {folder}")
+    raise RuntimeError(f"found no second checkpoint in progress in {folder}")
 
 
 def check_whole(folder: Path) -> list[int]:
-    """The steps that a run has checkpoints of; an error if one of their files is not what was written."""
+    """Return the steps of a run's checkpoints. Raise if a file differs from what was written."""
     from windlass.train.checkpoint.checkpoint_manifest import (
         CheckpointManifest,
         find_hash_faults,
@@ -106,7 +106,7 @@ def check_whole(folder: Path) -> list[int]:
 
 
 def read_first_step(output: str) -> int:
-    """The step at which a training began."""
+    """Return the step at which a training began."""
     match = re.search(r"\[DDP\] .*step=(\d+)/", output)
     if match is None:
         raise RuntimeError(f"no [DDP] line: {output[-1500:]}")

@@ -1,4 +1,4 @@
-"""Speed of `llm.py`: each case against its peers of the same run, as ratios."""
+"""Speed ratios of `llm.py`: each case against its peers of the same run."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any, NamedTuple
 
 
 class Pair(NamedTuple):
-    """A case, the peer it is held against, and the ratio that was to be reached, if any."""
+    """A case, its peer, and the target ratio if it has one."""
 
     case: str
     peer: str
     at_least: float | None = None
 
 
-LEAST_ROWS_USED = 0.98  # by packing
+LEAST_ROWS_USED = 0.98  # target of packing
 
 
 def make_pairs(precisions: tuple[str, ...]) -> list[Pair]:
-    """What is compared: with Hugging Face's, among ours, packed rows with padded ones."""
+    """Return the compared pairs: Hugging Face's cases, our precisions, packed and padded rows."""
     plain, *others = precisions
     pairs = [Pair(case, peer) for case in precisions for peer in ("hf-trainer", "hf-loop")]
     pairs += [Pair(case, plain) for case in others]
@@ -28,7 +28,7 @@ def make_pairs(precisions: tuple[str, ...]) -> list[Pair]:
 
 
 def describe_speed(seen: dict[str, Any], *, precisions: tuple[str, ...]) -> list[str]:
-    """The ratios of all pairs that were both run, and how much of the rows packing uses."""
+    """Return lines with the ratio of each pair that ran, and the share of rows that packing uses."""
     lines = []
     for case, peer, at_least in make_pairs(precisions):
         if case in seen and peer in seen:

@@ -1,7 +1,7 @@
-"""The work of `llm.py`: a model folder with random weights, a tokenizer, and documents, all made from a seed.
+"""Create the inputs of `llm.py` from a seed: a model folder with random weights, a tokenizer, and documents.
 
-Nothing is downloaded. `long`: every document fills a row. `mixed`: lengths as in the wild, many short ones
-and a few that are longer than a row. Words follow each other by a rule most of the time, so there is
+Nothing is downloaded. In `long`, every document fills a row. `mixed` has a realistic distribution of lengths,
+with many short documents and a few that are longer than a row. Most words follow a rule, so the model has
 something to learn.
 """
 
@@ -22,11 +22,11 @@ SHAPES = {  # layers, width, mlp, heads, kv heads, vocabulary
     "tiny": (2, 64, 128, 4, 2, 512),
 }
 LENGTH = 4096
-_SPECIAL = 256  # places at the end of the vocabulary, the first of which ends a document
+_SPECIAL = 256  # special tokens at the end of the vocabulary, the first of which ends a document
 
 
 def make_config(shape: str, *, layers: int | None = None) -> dict[str, Any]:
-    """The `config.json` of a Llama of this shape, or of one that is deeper or less deep."""
+    """Return the `config.json` of a Llama of this shape, optionally with another number of layers."""
     from windlass.recipes.llm.llama_config import LlamaConfig, make_hf_config
 
     depth, width, mlp, heads, kv_heads, vocabulary = SHAPES[shape]
@@ -45,7 +45,7 @@ def make_config(shape: str, *, layers: int | None = None) -> dict[str, Any]:
 
 
 def make_model(folder: Path, shape: str, *, seed: int = 0) -> None:
-    """A folder with random weights in bfloat16, and a tokenizer of words."""
+    """Create a folder with random bfloat16 weights and a word tokenizer."""
     import torch
     from safetensors.torch import save_file
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -74,9 +74,11 @@ def make_model(folder: Path, shape: str, *, seed: int = 0) -> None:
 
 
 def make_documents(file: Path, *, kind: str, num_tokens: int, num_words: int, seed: int) -> None:
-    """JSONL of documents with about so many tokens in all."""
+    """Write a JSONL file of documents with about `num_tokens` tokens."""
     rng = numpy.random.default_rng(seed)
-    follower = numpy.random.default_rng(0).permutation(num_words)  # the rule is of no seed
+    follower = numpy.random.default_rng(0).permutation(
+        num_words
+    )  # the rule does not depend on the seed
     with file.open("w", encoding="ascii") as lines:
         while num_tokens > 0:
             length = LENGTH - 1 if kind == "long" else int(rng.lognormal(6.3, 1.1)) + 8
@@ -88,7 +90,7 @@ def make_documents(file: Path, *, kind: str, num_tokens: int, num_words: int, se
 
 
 def follow(words: Any, is_ruled: Any, follower: Any) -> Any:
-    """Words of which those that are ruled are what follows the one before them."""
+    """Replace each ruled word by the follower of the word before it."""
     places = numpy.arange(len(words))
     is_ruled[0] = False
     begins = numpy.maximum.accumulate(numpy.where(is_ruled, 0, places))
@@ -100,13 +102,13 @@ def follow(words: Any, is_ruled: Any, follower: Any) -> Any:
 
 
 def make_work(folder: Path, *, shape: str, num_tokens: int, seed: int = 0) -> None:
-    """`model/`, `long.jsonl` and `mixed.jsonl`, unless they are there; those of another size are refused."""
-    asked = {"shape": shape, "num_tokens": num_tokens, "seed": seed}
+    """Create missing `model/`, `long.jsonl` and `mixed.jsonl`. Exit if the folder has another size."""
+    wanted = {"shape": shape, "num_tokens": num_tokens, "seed": seed}
     folder.mkdir(parents=True, exist_ok=True)
     about = folder / "work.json"
-    if about.is_file() and (there := json.loads(about.read_text())) != asked:
-        raise SystemExit(f"{folder} holds other work, {there}: name another folder")
-    about.write_text(json.dumps(asked))
+    if about.is_file() and (found := json.loads(about.read_text())) != wanted:
+        raise SystemExit(f"{folder} has other inputs: {found}\nhint: choose another folder")
+    about.write_text(json.dumps(wanted))
     if not (folder / "model" / "tokenizer.json").is_file():
         make_model(folder / "model", shape, seed=seed)
     num_words = SHAPES[shape][-1] - _SPECIAL

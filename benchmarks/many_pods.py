@@ -1,12 +1,12 @@
-"""How long `windlass status`, `why`, `ls` and `logs` take, and how much memory, on a job of many pods.
+"""Measure the time and memory of `windlass status`, `why`, `ls` and `logs` on a job with many pods.
 
     python benchmarks/many_pods.py --image IMAGE --pods 1000 --toleration KEY --node-selector type=kwok
 
-Beside them, in the same run, `kubectl get pods -o json` of the same job: what the cluster alone takes.
+The same run measures `kubectl get pods -o json` of the same job, as the time of the cluster alone.
 
-The pods may be those of fake nodes (KWOK): then they end at once, and no kubelet answers for their logs. Two
-jobs are looked at: one that has ended, and one that waits for nodes that are too small. Every command is a
-process that has never seen the job: its home is empty. Medians of `--repeats` runs.
+The pods may run on fake nodes (KWOK). They then end immediately, and no kubelet serves their logs. There are
+two jobs: one has ended, and one waits because all nodes are too small. Each command is a new process with an
+empty home. The table has medians of `--repeats` runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ START_S = 900.0
 
 
 class Run(NamedTuple):
-    """One command: how long, how much processor time, and its peak of memory."""
+    """One command's duration, CPU time and peak memory."""
 
     took_s: float
     cpu_s: float
@@ -79,11 +79,11 @@ def read_args() -> argparse.Namespace:
 
 def submit(args: argparse.Namespace, env: dict[str, str], *more: str) -> str:
     place = ("--toleration", args.toleration, "--node-selector", args.node_selector)
-    words = (*place, "--nodes", str(args.pods), "--spread", "none", "--quiet", *more)
+    flags = (*place, "--nodes", str(args.pods), "--spread", "none", "--quiet", *more)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "windlass.toml").touch()  # the smallest project
         return subprocess.run(
-            [*WINDLASS, "run", "--detach", *words, "--", "true"],
+            [*WINDLASS, "run", "--detach", *flags, "--", "true"],
             env={**env, "WINDLASS_HOME": f"{folder}/home"},
             cwd=folder,
             stdout=subprocess.PIPE,
@@ -93,7 +93,7 @@ def submit(args: argparse.Namespace, env: dict[str, str], *more: str) -> str:
 
 
 def wait_for(ref: str, state: str, num_pods: int, env: dict[str, str]) -> None:
-    """Until all pods are there, and have ended if they shall."""
+    """Wait until all pods exist, and have ended if `state` is "ended"."""
     namespace, job_id = ref.removeprefix("kubernetes://").split("/")
     field = "{.status.succeeded}" if state == "ended" else "{.status.active}"
     ask = ["kubectl", "get", "job", job_id, "-n", namespace, "-o", f"jsonpath={field}"]
@@ -107,36 +107,36 @@ def wait_for(ref: str, state: str, num_pods: int, env: dict[str, str]) -> None:
 
 
 def measure(ref: str, args: argparse.Namespace, env: dict[str, str]) -> dict[str, Run]:
-    found: dict[str, list[Run]] = {what: [] for what in (*VERBS, KUBECTL)}
+    found: dict[str, list[Run]] = {command: [] for command in (*VERBS, KUBECTL)}
     label = f"windlass.dev/job={ref.rpartition('/')[2]}"
     pods = (*KUBECTL.split(), "-n", args.namespace, "-l", label, "-o", "json")
     for _ in range(args.repeats):
         found[KUBECTL].append(run_once(pods, env))
         for verb in VERBS:
-            words = ("ls", "-e", "kubernetes") if verb == "ls" else (verb, ref)
-            found[verb].append(run_once((*WINDLASS, *words), env))
+            arguments = ("ls", "-e", "kubernetes") if verb == "ls" else (verb, ref)
+            found[verb].append(run_once((*WINDLASS, *arguments), env))
     return {
         verb: Run(*map(statistics.median, zip(*runs, strict=True))) for verb, runs in found.items()
     }
 
 
-def run_once(words: tuple[str, ...], env: dict[str, str]) -> Run:
-    """One command with an empty home, measured by a process of its own, whose only child it is."""
+def run_once(command: tuple[str, ...], env: dict[str, str]) -> Run:
+    """Run a command with an empty home, as the only child of a process that measures it."""
     with tempfile.TemporaryDirectory() as folder:
-        said = subprocess.run(
-            [sys.executable, __file__, "--measure", *words],
+        done = subprocess.run(
+            [sys.executable, __file__, "--measure", *command],
             env={**env, "WINDLASS_HOME": folder},
             cwd=folder,
             stdout=subprocess.PIPE,
             text=True,
             check=True,
         )
-    return Run(**json.loads(said.stdout))
+    return Run(**json.loads(done.stdout))
 
 
-def run_measured(words: list[str]) -> None:
+def run_measured(command: list[str]) -> None:
     started_s = time.monotonic()
-    subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
     took_s = time.monotonic() - started_s
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = Run(took_s, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)

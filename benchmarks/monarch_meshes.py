@@ -1,13 +1,16 @@
-"""Host mesh to first actor call on two pods: Windlass against Monarch's own KubernetesJob and its operator.
+"""Compare the time from host mesh to first actor call with Monarch's own KubernetesJob and operator.
 
     python benchmarks/monarch_meshes.py --rounds 5 [--only warm] --image localhost/monarch:testbed
 
-Cold: pods are made, and an actor on each has answered. Warm: new actors on hosts that are up, asked for by
-the client that is there already on Monarch's side (0.7.0: a second client cannot use hosts that had one), on
-ours by a call in a process that stays (`keep="process"`, which is the same thing) and by one in a process of
-its own, which is what calls have by default. Both sides in turns, in a namespace that is made and removed.
-Monarch's client runs in a controller pod that is up, and its time counts from the first line of its script.
-Needs kubectl, Monarch's operator, and an image that has torchmonarch.
+Cold: Create two pods, and wait until an actor on each has answered.
+
+Warm: Start new actors on running hosts. Monarch uses its existing client, because with 0.7.0 a second client
+cannot use hosts that already had one. Windlass uses a call in a process that stays (`keep="process"`), which
+is equivalent, and a call in a new process, which is the default.
+
+Both sides take turns, in a namespace that the benchmark creates and deletes. Monarch's client runs in a
+running controller pod, and its time counts from the first line of its script. The benchmark needs kubectl,
+Monarch's operator, and an image with torchmonarch.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ client.CustomObjectsApi().delete_namespaced_custom_object(
 
 
 def answer(mesh):
-    """Ours: when an actor on each host had answered."""
+    """Return when an actor on each host had answered, on our side."""
     from monarch.actor import Actor, endpoint
 
     class Answer(Actor):
@@ -71,17 +74,17 @@ def answer(mesh):
     return answered_s
 
 
-def kubectl(*words: str, text: str = "") -> str:
+def kubectl(*args: str, text: str = "") -> str:
     done = subprocess.run(
-        ["kubectl", *words], input=text, capture_output=True, text=True, timeout=300
+        ["kubectl", *args], input=text, capture_output=True, text=True, timeout=300
     )
     if done.returncode:
-        sys.exit(f"kubectl {' '.join(words[:3])}: {done.stderr}")
+        sys.exit(f"kubectl {' '.join(args[:3])}: {done.stderr}")
     return done.stdout
 
 
 def make_controller(namespace: str, image: str) -> None:
-    """A pod that may list pods and make meshes, as Monarch's guide has it."""
+    """Create a pod that may list pods and create meshes, as in Monarch's guide."""
     name = {"name": "controller", "namespace": namespace}
     rules = [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
@@ -122,7 +125,7 @@ def make_controller(namespace: str, image: str) -> None:
 
 
 class Theirs:
-    """Monarch's client in the controller pod: cold at its start, warm whenever it is asked."""
+    """Monarch's client in the controller pod: cold at its start, warm on each request."""
 
     def __init__(self, namespace: str, image: str, name: str) -> None:
         python = ("python3", "-c", THEIRS, namespace, image, name)
@@ -134,8 +137,8 @@ class Theirs:
         )
         self.cold_s = self._read()
 
-    def ask(self) -> float:
-        """Seconds from here to the answer of new actors on its hosts."""
+    def measure_warm(self) -> float:
+        """Return the seconds until new actors on its hosts have answered."""
         print(file=self._process.stdin, flush=True)
         return self._read()
 
@@ -145,7 +148,7 @@ class Theirs:
     def _read(self) -> float:
         line = self._process.stdout.readline()
         if not line.strip():
-            sys.exit("Monarch's own client gave up")
+            sys.exit("Monarch's own client exited without an answer")
         return float(line)
 
 
@@ -166,7 +169,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--image", default="localhost/monarch:testbed")
-    parser.add_argument("--only", default="cold,warm", help="cold, warm or both")
+    parser.add_argument("--only", default="cold,warm", help="cases (default: cold,warm)")
     args = parser.parse_args()
     namespace = f"meshes-{secrets.token_hex(3)}"
     options = {"engine": "kubernetes", "image": args.image, "namespace": namespace}
@@ -188,10 +191,12 @@ def main() -> None:
                 ),
                 "windlass, warm, kept process": lambda: -time.time() + float(kept()),
                 "windlass, warm, new process": lambda: -time.time() + float(warm()),
-                "monarch, warm": theirs.ask,
+                "monarch, warm": theirs.measure_warm,
             }
-            asked = [(side, run) for side, run in sides.items() if side.split(", ")[1] in args.only]
-            for side, run in asked[:: 1 if number % 2 else -1]:
+            chosen = [
+                (side, run) for side, run in sides.items() if side.split(", ")[1] in args.only
+            ]
+            for side, run in chosen[:: 1 if number % 2 else -1]:
                 times.setdefault(side, []).append(run())
                 print(f"round {number}: {side}: {times[side][-1]:.2f} s", file=sys.stderr)
     finally:

@@ -1,12 +1,14 @@
-"""Ray on nodes of ours against Ray's own ways: interleaved, as ratios of medians.
+"""Compare Ray on Windlass nodes with Ray's own ways, interleaved, as ratios of medians.
 
     python benchmarks/ray_clusters.py [--runs 5] [--only warm,pods] [--image IMAGE] [--namespace NAME]
 
-warm: an edited function on a live cluster of this machine, from the call to its first line; the peer is
+warm: Call an edited function on a live cluster of this machine, from the call to its first line. The peer is
 `ray job submit` of an edited script to the same cluster, from its exec to the script's first line.
-pods: from the start of one program to the result of one task that only the worker can run, on a head and a
-worker in two pods; the peer is a RayCluster made with `kubectl apply`, and `kubectl exec` of a driver in its
-head as soon as that is Ready. Needs a cluster with KubeRay and the image, in a namespace of one's own.
+
+pods: Run a program that uses a head and a worker in two pods. Its time ends with the result of a task that
+only the worker can run. The peer is a RayCluster created with `kubectl apply`. As soon as its head is Ready,
+`kubectl exec` starts a driver there. The case needs a cluster with KubeRay and the image, and a namespace
+that nothing else uses.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ if __name__ == "__main__":
 """
 WORKER = {"gpus": 1, "memory": "4Gi"}
 
-Measure = Callable[[int], float]  # of one round, by its number: seconds
+Measure = Callable[[int], float]  # number of the round -> seconds
 
 
 # -- an edited function on a live cluster ----------------------------------------------------------
@@ -65,7 +67,7 @@ Measure = Callable[[int], float]  # of one round, by its number: seconds
 
 @contextmanager
 def warm(folder: Path) -> Iterator[tuple[Measure, Measure]]:
-    """Ours, and `ray job submit` to the same cluster."""
+    """Yield our measurement, and that of `ray job submit` to the same cluster."""
     sys.path.insert(0, str(folder))
     (folder / "edited.py").write_text(EDITED.format(number=0))
     edited = importlib.import_module("edited")
@@ -87,8 +89,8 @@ def warm(folder: Path) -> Iterator[tuple[Measure, Measure]]:
         ray = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit"]
         env = {**os.environ, **variables, "RAY_ADDRESS": f"http://{address}"}
         start_s = time.time()
-        said = _run([*ray, "--", sys.executable, str(script)], env=env)
-        [line] = [line for line in said.splitlines() if line.startswith("began")]
+        output = _run([*ray, "--", sys.executable, str(script)], env=env)
+        [line] = [line for line in output.splitlines() if line.startswith("began")]
         return float(line.split()[1]) - start_s
 
     try:
@@ -107,7 +109,7 @@ def _read_variables() -> dict[str, str]:
 
 @contextmanager
 def pods(folder: Path, image: str, namespace: str) -> Iterator[tuple[Measure, Measure]]:
-    """Ours, and a RayCluster made by hand."""
+    """Yield our measurement, and that of a RayCluster created with kubectl."""
     env = {**os.environ, "WINDLASS_NAMESPACE": namespace, "WINDLASS_HOME": str(folder / "home")}
     script = folder / "ours.py"
     script.write_text(OURS.format(name=NAME, image=image, worker=WORKER))
@@ -122,7 +124,7 @@ def pods(folder: Path, image: str, namespace: str) -> Iterator[tuple[Measure, Me
         return took_s
 
     def by_hand(number: int) -> float:
-        # a name of its own: KubeRay takes twice as long for one that was just removed
+        # a new name each time, because KubeRay takes twice as long for one that was just deleted
         name = f"{NAME}-{number}"
         manifest = yaml.safe_dump(_make_cluster(name, image))
         start_s = time.monotonic()
@@ -174,13 +176,13 @@ def _run(command: list[str], *, env: dict[str, str] | None = None, given: str = 
 
 
 def measure(case: str, sides: tuple[Measure, Measure], runs: int) -> dict[str, object]:
-    """Both in turns, the one that goes first changing each time."""
+    """Measure both sides in turns. The order is reversed each time."""
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(runs):
         for side in (0, 1) if number % 2 == 0 else (1, 0):
             times[side].append(sides[side](number + 2))
-            who = ("ours", "peer")[side]
-            print(f"{case} {number}: {who} {times[side][-1]:.2f} s", file=sys.stderr, flush=True)
+            name = ("ours", "peer")[side]
+            print(f"{case} {number}: {name} {times[side][-1]:.2f} s", file=sys.stderr, flush=True)
     ours_s, peer_s = map(statistics.median, times)
     is_met = ours_s <= WARM_S if case == "warm" else ours_s <= PODS_RATIO * peer_s
     row = {"case": case, "ours_s": ours_s, "peer_s": peer_s, "ratio": ours_s / peer_s}
@@ -200,18 +202,18 @@ def main() -> None:
     parser.add_argument("--image", default=IMAGE)
     parser.add_argument("--namespace", default="default")
     parser.add_argument("--json", dest="file", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if "warm" in asked.only:
+        if "warm" in options.only:
             with warm(folder) as sides:
-                rows.append(measure("warm", sides, asked.runs))
-        if "pods" in asked.only:
-            with pods(folder, asked.image, asked.namespace) as sides:
-                rows.append(measure("pods", sides, asked.runs))
-    if asked.file:
-        asked.file.write_text(json.dumps(rows, indent=1))
+                rows.append(measure("warm", sides, options.runs))
+        if "pods" in options.only:
+            with pods(folder, options.image, options.namespace) as sides:
+                rows.append(measure("pods", sides, options.runs))
+    if options.file:
+        options.file.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""What TorchTrainer costs, and how soon a training goes on after a rank was killed: in turn, as ratios.
+"""Measure the overhead of TorchTrainer's steps, and its recovery from a killed rank, as ratios.
 
     python benchmarks/train_overhead.py [--only step,recovery] [--blocks 30] [--repeats 5] [--json FILE]
 
-step: TorchTrainer's optimizer step against a loop by hand that does the same, in blocks that take turns in
-one process. recovery: from SIGKILL of a rank until every rank has made the next optimizer step, from a
-checkpoint on disk: TorchTrainer under `windlass run --restarts` against Hugging Face's Trainer under torchrun
---max-restarts; TorchTrainer under torchrun besides, to tell the library's part from the launcher's.
+step: Compare TorchTrainer's optimizer step with a hand-written loop that does the same. Blocks of both take
+turns in one process.
+
+recovery: Measure from SIGKILL of a rank until every rank has made the next optimizer step, from a checkpoint
+on disk. TorchTrainer under `windlass run --restarts` is compared with Hugging Face's Trainer under torchrun
+--max-restarts. TorchTrainer under torchrun runs as well, to separate the library's share from the launcher's.
 """
 
 from __future__ import annotations
@@ -42,20 +44,20 @@ def torchrun_args(ranks: int, restarts: int) -> list[str]:
 
 
 def measure_steps(ranks: int, *, block_steps: int, blocks: int, home: str) -> dict[str, object]:
-    """Medians of a step on both sides, and of the ratios of neighbouring blocks."""
+    """Return the median step on both sides, and the median ratio of neighbouring blocks."""
 
     def command(script: Path, ranks: int, restarts: int) -> list[str]:
         tail = [str(script), "--", str(block_steps), str(blocks)]
         return [*windlass_args(ranks, restarts), *tail]
 
-    who = Contestant("steps", command, {"WINDLASS_HOME": home})
-    with launched(who, "train_step_pairs.py", ranks) as run:
+    contestant = Contestant("steps", command, {"WINDLASS_HOME": home})
+    with launched(contestant, "train_step_pairs.py", ranks) as run:
         run.wait_for(["pairs.json"])
         pairs = json.loads((run.out / "pairs.json").read_text())
     ours = statistics.median(mine for mine, _ in pairs) / block_steps
     theirs = statistics.median(peer for _, peer in pairs) / block_steps
     ratio = statistics.median(mine / peer for mine, peer in pairs)
-    _say(f"step, {ranks} ranks: {ours * 1e3:.3f} ms, by hand {theirs * 1e3:.3f} ms: {ratio:.3f}x")
+    _log(f"step, {ranks} ranks: {ours * 1e3:.3f} ms, by hand {theirs * 1e3:.3f} ms: {ratio:.3f}x")
     return {
         "case": "step",
         "ranks": ranks,
@@ -72,7 +74,7 @@ def measure_steps(ranks: int, *, block_steps: int, blocks: int, home: str) -> di
 
 def make_contestants(home: str) -> list[Contestant]:
     ours, theirs = SCRIPTS / "train_restarted.py", SCRIPTS / "train_restarted_hf.py"
-    # with gloo, torchrun 2.13 restarts only if ranks make a store of their own
+    # with gloo, torchrun 2.13 restarts only if ranks create their own store
     own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
     def with_windlass(_script: Path, ranks: int, restarts: int) -> list[str]:
@@ -91,24 +93,24 @@ def make_contestants(home: str) -> list[Contestant]:
     ]
 
 
-def measure_recovery(who: Contestant, ranks: int) -> Sample:
-    """From SIGKILL of the last rank to the slowest rank's next optimizer step."""
-    with launched(who, "", ranks, restarts=1) as run:
+def measure_recovery(contestant: Contestant, ranks: int) -> Sample:
+    """Measure from SIGKILL of the last rank to the slowest rank's next optimizer step."""
+    with launched(contestant, "", ranks, restarts=1) as run:
         killed_s, stamps = kill_last_rank(run, ranks)
     if any(int(step) < 6 for _, _, step in stamps):
-        raise SystemExit(f"{who.name} began anew instead of from its checkpoint: {stamps}")
+        raise SystemExit(f"{contestant.name} did not resume from its checkpoint: {stamps}")
     return Sample(max(float(at_s) for _, at_s, _ in stamps) - killed_s)
 
 
 def compare_recovery(ranks: int, *, repeats: int, home: str) -> dict[str, object]:
     contestants = make_contestants(home)
-    times: dict[str, list[float]] = {who.name: [] for who in contestants}
+    times: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     for repeat in range(repeats + 1):
-        for who in contestants if repeat % 2 else contestants[::-1]:
-            seconds = measure_recovery(who, ranks).seconds
+        for contestant in contestants if repeat % 2 else contestants[::-1]:
+            seconds = measure_recovery(contestant, ranks).seconds
             if repeat:
-                times[who.name].append(seconds)
-            _say(f"recovery: {who.name} {seconds:.3f} s{'' if repeat else ' (warm-up)'}")
+                times[contestant.name].append(seconds)
+            _log(f"recovery: {contestant.name} {seconds:.3f} s{'' if repeat else ' (warm-up)'}")
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     ratio = medians[OURS] / medians[THEIRS]
     return {
@@ -122,11 +124,11 @@ def compare_recovery(ranks: int, *, repeats: int, home: str) -> dict[str, object
     }
 
 
-# -- all of it ----------------------------------------------------------------------------------------
+# -- the command --------------------------------------------------------------------------------------
 
 
 def render_table(rows: list[dict[str, object]]) -> str:
-    """The results as a table in Markdown."""
+    """Return the results as a Markdown table."""
     lines = ["| | ranks | medians | ratio | target |", "|---|--:|---|--:|---|"]
     for row in rows:
         medians = ", ".join(f"{name}: {_show(value)}" for name, value in row["median_s"].items())
@@ -141,18 +143,22 @@ def _show(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1e3:.3f} ms"
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="step,recovery", help="some of: step,recovery")
-    parser.add_argument("--ranks", default="1,2", help="numbers of ranks for step")
-    parser.add_argument("--block-steps", type=int, default=20, help="steps of one block")
-    parser.add_argument("--blocks", type=int, default=40, help="blocks of each, after a warm-up")
-    parser.add_argument("--repeats", type=int, default=5, help="recoveries of each")
-    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    parser.add_argument("--only", default="step,recovery", help="cases (default: step,recovery)")
+    parser.add_argument("--ranks", default="1,2", help="numbers of ranks for step (default: 1,2)")
+    parser.add_argument("--block-steps", type=int, default=20, help="steps per block (default: 20)")
+    parser.add_argument(
+        "--blocks", type=int, default=40, help="blocks after a warm-up (default: 40)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="recoveries per contestant (default: 5)"
+    )
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     options = parser.parse_args()
     before = describe_machine()
     home = tempfile.mkdtemp(prefix="windlass-bench-")

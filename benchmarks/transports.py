@@ -1,10 +1,10 @@
-"""Compare our framing with gRPC and ZeroMQ: import time, round trip of a small message, bulk transfer.
+"""Compare Windlass's framing with gRPC and ZeroMQ: import time, small round trip, bulk transfer.
 
     python -m pip install grpcio pyzmq
     python benchmarks/transports.py [--rounds 9] [--messages 2000] [--mib 64]
 
-Each contestant has a server in a process of its own, reached over a Unix socket. They take turns, and each
-goes first every other round. All answers are compared with what was sent. No encryption on any side.
+Each contestant has a server in a separate process, reached over a Unix socket. They take turns, and the
+order is reversed every other round. All answers are compared with the sent bytes. No contestant encrypts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Echo = Callable[[bytes], bytes]
 
 
 def serve_windlass(address: str) -> None:
-    """Answer each frame with the same body, as agents do: in an event loop."""
+    """Answer each frame with the same body, in an event loop like an agent's."""
     from windlass.wire.frames import FrameDecoder, render_pieces
     from windlass.wire.messages.link import Heartbeat, Welcome
 
@@ -136,7 +136,7 @@ DIALS = {"windlass": dial_windlass, "grpc": dial_grpc, "zeromq": dial_zeromq}
 
 
 def measure_import(name: str) -> float:
-    """Return the seconds of processor time that a fresh interpreter needs for the import."""
+    """Return the CPU seconds that a fresh interpreter needs for the import."""
     code = f"import time; t = time.process_time(); {IMPORTS[name]}; print(time.process_time() - t)"
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     return float(ran.stdout)
@@ -153,7 +153,7 @@ def measure_round_trip(echo: Echo, messages: int) -> float:
 
 
 def measure_bulk(echo: Echo, mib: int) -> float:
-    """Return the seconds for so many MiB there and back."""
+    """Return the seconds that `mib` MiB take in both directions."""
     body = bytes(mib << 20)
     start = time.perf_counter()
     answer = echo(body)
@@ -163,7 +163,7 @@ def measure_bulk(echo: Echo, mib: int) -> float:
 
 
 def dial(name: str, address: str) -> Echo:
-    """Connect once the server answers."""
+    """Connect once the server's socket exists."""
     deadline = time.monotonic() + START_S
     while not Path(address).exists():
         if time.monotonic() > deadline:

@@ -1,7 +1,10 @@
-"""How long from the death of a rank to a verdict that names it: `python benchmarks/verdict.py [REPEATS]`.
+"""Measure the time from the death of a rank to the verdict that names it.
 
-Two nodes of two ranks; the victim is killed with SIGKILL, the clock stops when `job.verdict()` answers. Once
-with peers that stop when asked, once with peers that ignore SIGTERM and cost the whole grace. Target: 1 s.
+    python benchmarks/verdict.py [REPEATS]
+
+There are two nodes with two ranks each. The victim is killed with SIGKILL, and the clock stops when
+`job.verdict()` answers. One case has peers that exit on SIGTERM. In the other, peers ignore SIGTERM, which
+takes the whole grace period. The target is 1 s.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ def main() -> None:
     print("| peers | median | slowest |\n|---|--:|--:|")
     for stubborn in (False, True):
         times = [measure(stubborn) for _ in range(repeats)]
-        name = "ignore SIGTERM" if stubborn else "stop when asked"
+        name = "ignore SIGTERM" if stubborn else "exit on SIGTERM"
         print(f"| {name} | {statistics.median(times) * 1e3:.0f} ms | {max(times) * 1e3:.0f} ms |")
 
 

@@ -1,10 +1,10 @@
-"""Two versions of Windlass against each other: starts, restarts and warm calls, interleaved, as ratios.
+"""Compare starts, restarts and warm calls of two versions of Windlass, interleaved, as ratios.
 
     python benchmarks/versions.py --before PYTHON [--pairs 20] [--only cold-2,empty-kept] [--json FILE]
 
-PYTHON is that of an environment with the version to compare with; the program it is compared with is the
-one that runs this. Both take turns in every case, the one that goes first changing every time, so that a
-machine that is slow for a while is slow for both. A ratio above 1 means that this version is slower.
+PYTHON belongs to an environment with the earlier version. The later version is the one that runs this
+program. Both take turns in every case and the order is reversed every time, so that a slow phase of the
+machine affects both. A ratio above 1 means that the later version is slower.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _NOISE = 1.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """One of the two."""
+    """One of the two versions."""
 
     name: str
     python: Path
-    folder: Path  # of its own: what it keeps between runs
+    folder: Path  # its own folder for state between runs
 
     @property
     def contestant(self) -> Contestant:
@@ -46,7 +46,7 @@ class Version:
         return Contestant(self.name, program, {"WINDLASS_HOME": str(home)})
 
     def open_warm(self, stack: ExitStack, *, ranks: int, kept: bool) -> Peer:
-        """A compute of this version that is up."""
+        """Start a compute of this version."""
         setup = Setup(
             folder=self.folder,
             rounds=1,
@@ -67,7 +67,7 @@ Measure = Callable[[Pair, int], Samples]
 
 
 def take_pairs(pair: Pair, num_pairs: int, measure: Callable[[Version], float]) -> Samples:
-    """A warm-up of both, then both in turn."""
+    """Run a warm-up of both versions, then both in turn."""
     samples: Samples = {version.name: [] for version in pair}
     for number in range(num_pairs + 1):
         for version in pair if number % 2 else pair[::-1]:
@@ -78,7 +78,7 @@ def take_pairs(pair: Pair, num_pairs: int, measure: Callable[[Version], float]) 
 
 
 def measure_import(pair: Pair, num_pairs: int) -> Samples:
-    """`import windlass`, in a process of its own."""
+    """Measure `import windlass` in a new process."""
 
     def one(version: Version) -> float:
         began_s = time.perf_counter()
@@ -90,7 +90,9 @@ def measure_import(pair: Pair, num_pairs: int) -> Samples:
 
 def cold(ranks: int) -> Measure:
     def measure(pair: Pair, num_pairs: int) -> Samples:
-        return take_pairs(pair, num_pairs, lambda who: measure_start(who.contestant, ranks).seconds)
+        return take_pairs(
+            pair, num_pairs, lambda version: measure_start(version.contestant, ranks).seconds
+        )
 
     return measure
 
@@ -98,18 +100,18 @@ def cold(ranks: int) -> Measure:
 def restart(ranks: int) -> Measure:
     def measure(pair: Pair, num_pairs: int) -> Samples:
         return take_pairs(
-            pair, num_pairs, lambda who: measure_restart(who.contestant, ranks).seconds
+            pair, num_pairs, lambda version: measure_restart(version.contestant, ranks).seconds
         )
 
     return measure
 
 
 def empty(*, kept: bool, calls: int) -> Measure:
-    """The median of some empty calls in a row, on two ranks; both computes are up all the time."""
+    """Return a measurement of consecutive empty calls on two ranks, with both computes running."""
 
     def measure(pair: Pair, num_pairs: int) -> Samples:
         with ExitStack() as stack:
-            peers = {who.name: who.open_warm(stack, ranks=2, kept=kept) for who in pair}
+            peers = {version.name: version.open_warm(stack, ranks=2, kept=kept) for version in pair}
 
             def one(version: Version) -> float:
                 return statistics.median(peers[version.name].ask("empty", num=calls))
@@ -120,15 +122,17 @@ def empty(*, kept: bool, calls: int) -> Measure:
 
 
 def edit(ranks: int) -> Measure:
-    """From an edit to the slowest rank's first all-reduce, in fresh ranks."""
+    """Return a measurement from an edit to the slowest rank's first all-reduce, in fresh ranks."""
 
     def measure(pair: Pair, num_pairs: int) -> Samples:
         with ExitStack() as stack:
-            peers = {who.name: who.open_warm(stack, ranks=ranks, kept=False) for who in pair}
+            peers = {
+                version.name: version.open_warm(stack, ranks=ranks, kept=False) for version in pair
+            }
             numbers = iter(range(100, 1000))
 
             def one(version: Version) -> float:
-                time.sleep(1.0)  # as a person: spare ranks are made meanwhile
+                time.sleep(1.0)  # a user's pause, in which Windlass forks spare ranks
                 return peers[version.name].edit("first_all_reduce", next(numbers))
 
             return take_pairs(pair, num_pairs, one)
@@ -151,7 +155,7 @@ CASES: dict[str, Measure] = {
 
 
 def make_row(case: str, samples: Samples) -> dict[str, object]:
-    """Medians, and the median of the ratios of the pairs, which a slow minute changes least."""
+    """Return medians, and the median of the pairs' ratios, which a slow phase changes least."""
     ratios = [mine / old for mine, old in zip(samples[AFTER], samples[BEFORE], strict=True)]
     return {
         "case": case,
@@ -175,14 +179,16 @@ def render_table(rows: list[dict[str, object]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--before", type=Path, required=True, help="the other version's Python")
-    parser.add_argument("--pairs", type=int, default=20, help="measured pairs, after a warm-up")
-    parser.add_argument("--only", default="", help=f"some of: {','.join(CASES)}")
-    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    parser.add_argument("--before", type=Path, required=True, help="Python of the earlier version")
+    parser.add_argument(
+        "--pairs", type=int, default=20, help="measured pairs after a warm-up (default: 20)"
+    )
+    parser.add_argument("--only", default="", help=f"cases (default: {','.join(CASES)})")
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     options = parser.parse_args()
     wanted = options.only.split(",") if options.only else list(CASES)
     if unknown := [name for name in wanted if name not in CASES]:
-        parser.error(f"--only {','.join(unknown)}: there is no such case")
+        parser.error(f"--only: unknown case {','.join(unknown)}")
     folder = Path(tempfile.mkdtemp(prefix="windlass-versions-"))
     versions = []
     for name, python in ((BEFORE, options.before), (AFTER, Path(sys.executable))):

@@ -1,12 +1,11 @@
-"""Two versions of Windlass against each other on Kubernetes: attaching, copying output, warm calls.
+"""Compare attaching, copying output and warm calls of two versions of Windlass on Kubernetes.
 
     python benchmarks/versions_cluster.py --before PYTHON --image IMAGE [--pairs 20]
 
-PYTHON is that of an environment with the version to compare with. Both versions take turns, as in
-`versions.py`. One job that idles and one whose rank has printed `--megabytes` serve both versions:
-each sample is a fresh process with an empty home, which attaches to the job. It is timed from
-`wl.attach` until the copy is complete: the status, or the whole output. Each version has a compute
-of its own for empty calls.
+PYTHON belongs to an environment with the earlier version. Both versions take turns, as in `versions.py`. They
+use the same two jobs: one idles, and one has a rank that has printed `--megabytes`. Each sample is a new
+process with an empty home that attaches to the job. Its time runs from `wl.attach` until the copy of the
+status or of the whole output is complete. Each version has its own compute for empty calls.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kubernetes_place import opened
+from kubernetes_place import open_place
 from launch import describe_machine
 from versions import AFTER, BEFORE, Pair, Samples, Version, make_row, render_table, take_pairs
 from warm_peer import Peer
@@ -37,7 +36,7 @@ from windlass.waiting import wait_until
 
 _LIMIT_S = 300.0
 _LINE_BYTES = 1000
-# Prints the seconds and the seconds of processor time until the status has come, or all of the output.
+# Prints the seconds and the CPU seconds until the status, or the whole output, has arrived.
 ATTACH = """
 import sys, time
 from pathlib import Path
@@ -57,7 +56,7 @@ print(time.perf_counter() - began_s, time.process_time() - began_cpu_s)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """Where everything runs."""
+    """Namespace, image and folder of the benchmark."""
 
     namespace: str
     image: str
@@ -66,8 +65,8 @@ class Ground:
 
 @contextmanager
 def running(ground: Ground, num_megabytes: int) -> Any:
-    """A job whose rank has printed so much and idles; its reference and the size of its log."""
-    os.chdir(ground.folder)  # no project is sent
+    """Start a job whose rank prints `num_megabytes` and idles. Yield its reference and its log's size."""
+    os.chdir(ground.folder)  # the folder is empty, so no project is uploaded
     lines = num_megabytes * 1_000_000 // _LINE_BYTES
     script = (
         f"import time; [print('x' * {_LINE_BYTES - 1}) for _ in range({lines})]; "
@@ -86,28 +85,28 @@ def running(ground: Ground, num_megabytes: int) -> Any:
             return log.exists() and b" printed\n" in log.read_bytes()[-100:]
 
         if not wait_until(is_printed, timeout_s=_LIMIT_S, every_s=0.5):
-            raise SystemExit(f"{job.id} did not print {num_megabytes} MB in {_LIMIT_S:g} s")
+            raise SystemExit(f"{job.id} did not print {num_megabytes} MB within {_LIMIT_S:g} s")
         yield str(job.ref), log.stat().st_size
     finally:
         job.cancel(now=True)
 
 
 def attach(version: Version, ref: str, num_bytes: int) -> tuple[float, float]:
-    """Seconds, and those of the processor, of a client that has never seen the job."""
+    """Return the seconds and CPU seconds of a client with an empty home."""
     home = Path(tempfile.mkdtemp(dir=version.folder))
-    words = [str(version.python), "-c", ATTACH, ref, str(home), str(num_bytes)]
+    command = [str(version.python), "-c", ATTACH, ref, str(home), str(num_bytes)]
     env = {**os.environ, "WINDLASS_HOME": str(home), "WINDLASS_ENGINE": "kubernetes"}
     done = subprocess.run(
-        words, env=env, check=True, capture_output=True, text=True, timeout=_LIMIT_S
+        command, env=env, check=True, capture_output=True, text=True, timeout=_LIMIT_S
     )
     shutil.rmtree(home)
     seconds, cpu_seconds = done.stdout.split()
-    print(f"{version.name}: {seconds} s, processor {cpu_seconds} s", file=sys.stderr, flush=True)
+    print(f"{version.name}: {seconds} s, CPU {cpu_seconds} s", file=sys.stderr, flush=True)
     return float(seconds), float(cpu_seconds)
 
 
 def measure_attach(ground: Ground, pair: Pair, num_pairs: int, megabytes: int) -> list[Samples]:
-    """Seconds, and those of the processor."""
+    """Return samples of seconds and of CPU seconds."""
     cpu: dict[str, list[float]] = {version.name: [] for version in pair}
     with running(ground, megabytes) as (ref, num_bytes):
 
@@ -121,9 +120,9 @@ def measure_attach(ground: Ground, pair: Pair, num_pairs: int, megabytes: int) -
 
 
 def measure_empty(ground: Ground, pair: Pair, num_pairs: int, calls: int) -> list[Samples]:
-    """The median of some empty calls in a row on one kept rank of one pod."""
+    """Measure consecutive empty calls on one kept rank of one pod."""
     with ExitStack() as stack:
-        peers = {who.name: open_warm(stack, ground, who) for who in pair}
+        peers = {version.name: open_warm(stack, ground, version) for version in pair}
 
         def one(version: Version) -> float:
             return statistics.median(peers[version.name].ask("empty", num=calls))
@@ -149,14 +148,26 @@ def open_warm(stack: ExitStack, ground: Ground, version: Version) -> Peer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--before", type=Path, required=True, help="the other version's Python")
-    parser.add_argument("--image", required=True, help="has Python and torch; is on the nodes")
-    parser.add_argument("--namespace", default="windlass-versions", help="empty, or not there yet")
-    parser.add_argument("--pairs", type=int, default=20, help="measured pairs, after a warm-up")
-    parser.add_argument("--calls", type=int, default=100, help="empty calls in a row")
-    parser.add_argument("--megabytes", type=int, default=50, help="of output")
-    parser.add_argument("--only", default="attach,output,empty", help="which of these cases")
-    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    parser.add_argument("--before", type=Path, required=True, help="Python of the earlier version")
+    parser.add_argument(
+        "--image", required=True, help="image with Python and torch, present on the nodes"
+    )
+    parser.add_argument(
+        "--namespace", default="windlass-versions", help="an empty or new namespace"
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=20, help="measured pairs after a warm-up (default: 20)"
+    )
+    parser.add_argument(
+        "--calls", type=int, default=100, help="consecutive empty calls (default: 100)"
+    )
+    parser.add_argument(
+        "--megabytes", type=int, default=50, help="megabytes of output (default: 50)"
+    )
+    parser.add_argument(
+        "--only", default="attach,output,empty", help="cases (default: attach,output,empty)"
+    )
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="windlass-versions-"))
     os.environ["WINDLASS_HOME"] = str(folder / "home")
@@ -174,9 +185,9 @@ def main() -> None:
     }
     rows = []
     try:
-        with opened(connect(), options.namespace):
+        with open_place(connect(), options.namespace):
             for case in options.only.split(","):
-                for samples, unit in zip(cases[case](), ("", ", processor"), strict=False):
+                for samples, unit in zip(cases[case](), ("", ", CPU"), strict=False):
                     rows.append(make_row(case + unit, samples))
                     print(render_table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     finally:

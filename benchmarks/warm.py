@@ -1,14 +1,16 @@
-"""Warm compute against its peers: edit and call, empty calls, big arguments; in one run, as ratios.
+"""Compare warm compute with its peers, in one run, as ratios: edits, empty calls, large arguments.
 
     python benchmarks/warm.py [--monarch PYTHON] [--ray PYTHON]                     this machine only
     python benchmarks/warm.py --image IMAGE [--monarch-image IMAGE] [--namespace N]    and pods
-    python benchmarks/warm.py --quick --only edit-2,empty                           does it run at all
+    python benchmarks/warm.py --quick --only edit-2,empty                           short smoke test
 
-The clock of an edit runs from the moment before the file is written until the slowest rank's own stamp: its
-first all-reduce is done, or it runs. Windlass, Monarch and Ray are up before; torchrun and the StatefulSet
-start from nothing each time, which is what their users do after an edit. A call's time is what its caller
-waits. Every answer is checked: all ranks, in order, with the code of after the edit. Contestants take turns.
-A peer that is not installed is named with what would install it.
+The clock of an edit begins just before the file is written. It stops at the slowest rank's own stamp: the end
+of its first all-reduce, or its start. Windlass, Monarch and Ray are already running. torchrun and the
+StatefulSet start from nothing each time, as their users do after an edit. A call's time is measured by its
+caller.
+
+Every answer is checked: all ranks answer, in order, with the code after the edit. Contestants take turns. A
+peer that is not installed is listed with the command that installs it.
 """
 
 from __future__ import annotations
@@ -42,24 +44,24 @@ _BIG, _QUICK_BIG = 1 << 30, 64 << 20
 
 
 def measure(setup: Setup, only: list[str]) -> list[Line]:
-    """Every case that was asked for."""
+    """Measure the cases in `only`."""
     lines = [line for name in only if name in LOCAL for line in LOCAL[name](setup)]
     wanted = set(only) & set(PODS)
     if wanted and setup.image:
         lines += _measure_cluster(setup, wanted)
     elif wanted:
-        note = "not here: name the image of the pods with `--image`, it has Python and torch"
+        note = "no image: pass one with Python and torch with `--image`"
         lines += [Line(case=name, who="windlass", note=note) for name in PODS if name in wanted]
     return lines
 
 
 def _measure_cluster(setup: Setup, wanted: set[str]) -> list[Line]:
-    from warm_cluster import measure_pod_spread, measure_pods, opened
+    from warm_cluster import measure_pod_spread, measure_pods, open_grounds
 
     from windlass.kube.client.api import connect
 
     lines = []
-    with opened(setup, connect(context=setup.context)) as grounds:
+    with open_grounds(setup, connect(context=setup.context)) as grounds:
         if wanted - {"pods-spread"}:
             lines += measure_pods(setup, grounds, wanted)
         if "pods-spread" in wanted:
@@ -68,7 +70,7 @@ def _measure_cluster(setup: Setup, wanted: set[str]) -> list[Line]:
 
 
 def describe(pythons: dict[str, str]) -> dict[str, Any]:
-    """Where this was measured."""
+    """Describe the machine and the installed versions."""
     packages = {"monarch": "torchmonarch", "ray": "ray"}
     return {
         "python": platform.python_version(),
@@ -82,26 +84,38 @@ def describe(pythons: dict[str, str]) -> dict[str, Any]:
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     names = [*LOCAL, *PODS]
-    parser.add_argument("--only", default=",".join(names), help=f"some of: {','.join(names)}")
-    parser.add_argument("--rounds", type=int, default=5, help="measured rounds, after a warm-up")
-    parser.add_argument("--calls", type=int, default=300, help="empty calls a round")
-    parser.add_argument("--pause", type=float, default=1.0, help="seconds before each edit")
-    parser.add_argument("--quick", action="store_true", help="one short round: does it run")
-    parser.add_argument("--monarch", default="", help="a Python that has torchmonarch")
-    parser.add_argument("--ray", default="", help="a Python that has ray")
-    parser.add_argument("--image", default="", help="has Python and torch; present on the nodes")
-    parser.add_argument("--monarch-image", default="", help="the same with torchmonarch")
-    parser.add_argument("--namespace", default="windlass-warm", help="empty, or not there yet")
-    parser.add_argument("--context", default="", help="of the kubeconfig")
-    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    parser.add_argument(
+        "--only", default=",".join(names), help=f"cases (default: {','.join(names)})"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="measured rounds after a warm-up (default: 5)"
+    )
+    parser.add_argument(
+        "--calls", type=int, default=300, help="empty calls per round (default: 300)"
+    )
+    parser.add_argument(
+        "--pause", type=float, default=1.0, help="seconds before each edit (default: 1)"
+    )
+    parser.add_argument("--quick", action="store_true", help="run one short round")
+    parser.add_argument(
+        "--monarch", default="", help="Python with torchmonarch (default: this one)"
+    )
+    parser.add_argument("--ray", default="", help="Python with ray (default: this one)")
+    parser.add_argument(
+        "--image", default="", help="image with Python and torch, present on the nodes"
+    )
+    parser.add_argument("--monarch-image", default="", help="such an image with torchmonarch")
+    parser.add_argument("--namespace", default="windlass-warm", help="an empty or new namespace")
+    parser.add_argument("--context", default="", help="context of the kubeconfig")
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     options = parser.parse_args()
     options.only = options.only.split(",")
     if unknown := set(options.only) - set(names):
-        parser.error(f"--only: there is no {', '.join(sorted(unknown))}")
+        parser.error(f"--only: unknown case {', '.join(sorted(unknown))}")
     if options.rounds < 1 or options.calls < 1 or options.pause < 0:
-        parser.error("--rounds and --calls: at least 1; --pause: 0 or more")
+        parser.error("--rounds and --calls must be at least 1, and --pause at least 0")
     if options.image and shutil.which("kubectl") is None:
-        parser.error("kubectl is not on the PATH, and peers in pods are started with it")
+        parser.error("kubectl is not on the PATH, but peers in pods need it to start")
     return options
 
 
@@ -140,5 +154,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except WindlassError as trouble:  # says itself what to do
-        sys.exit(f"warm: {trouble}")
+    except WindlassError as error:  # has a hint of its own
+        sys.exit(f"warm: {error}")

@@ -1,6 +1,7 @@
-"""One line of the result: who did what in how much time, and what that is held against. Pure.
+"""Lines of the result: a contestant's times in one case, its peer and its targets.
 
-The time of a line is its median; a target is a number of seconds, or how many times ours the peer takes.
+The time of a line is its median. A target is a number of seconds, or how many times as long as Windlass the
+peer must take. This module performs no I/O.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_MANY = 100  # from so many on, the worst is the 99th percentile
+_MANY = 100  # with this many samples or more, the worst is the 99th percentile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +21,10 @@ class Line:
     case: str
     who: str
     seconds: Sequence[float] = ()
-    limit_s: float | None = None  # it may take so long at most
-    against: str = ""  # the line of the same case that it is a peer of
-    times: float | None = None  # it must take at least so many times as long as that one
-    grown_bytes: int | None = None  # memory it took at most, beside what it was given
+    limit_s: float | None = None  # maximum time
+    against: str = ""  # the contestant of the same case to compare with
+    times: float | None = None  # minimum ratio to the time of `against`
+    grown_bytes: int | None = None  # peak memory, without the argument itself
     note: str = ""
 
     @property
@@ -39,7 +40,7 @@ class Line:
 
 
 def find_ratio(line: Line, lines: Iterable[Line]) -> float | None:
-    """How many times as long as ours it took."""
+    """Return the ratio of a line's time to that of `against`."""
     ours = [each for each in lines if (each.case, each.who) == (line.case, line.against)]
     if not ours or ours[0].median_s is None or line.median_s is None:
         return None
@@ -47,9 +48,9 @@ def find_ratio(line: Line, lines: Iterable[Line]) -> float | None:
 
 
 def render_table(lines: Sequence[Line]) -> str:
-    """The results as a table in Markdown."""
+    """Return the results as a Markdown table."""
     head = [
-        "| what | who | median | worst (p99) | memory | times ours | target |",
+        "| case | contestant | median | worst (p99) | memory | times ours | target |",
         "|---|---|--:|--:|--:|--:|---|",
     ]
     rows, last = [], ""
@@ -76,7 +77,7 @@ def _render_line(line: Line, lines: Sequence[Line], case: str) -> str:
 
 
 def judge(line: Line, ratio: float | None) -> list[tuple[str, bool]]:
-    """Each of its targets, in words, and whether it is met."""
+    """Return each of a line's targets as text, and whether it is met."""
     found = []
     if line.limit_s is not None and line.median_s is not None:
         is_met = line.median_s <= line.limit_s
@@ -98,7 +99,7 @@ def render_seconds(seconds: float) -> str:
 
 
 def render_json(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """All that was measured."""
+    """Return all measurements as JSON objects."""
     found = []
     for line in lines:
         ratio = find_ratio(line, lines)

@@ -1,6 +1,6 @@
-"""The cases on Kubernetes: two kept pods, one a host, and eight; the user has the documented Role only.
+"""Cases on Kubernetes: two kept pods on two hosts, and eight pods. The user has only the documented Role.
 
-Contestants have namespaces of their own: the one of StatefulSets is emptied after each.
+Each contestant has its own namespace. That of the StatefulSets is cleared after each run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import kubernetes_contestants as fresh
-from kubernetes_place import opened as opened_place
+from kubernetes_place import open_place
 from warm_case import Line
 from warm_local import MONARCH, time_argument, time_empty
 from warm_peer import Peer, Start
@@ -29,21 +29,21 @@ from warm_setup import (
     KEPT,
     Contestant,
     Setup,
+    log,
     open_all,
     ours,
-    say,
     time_edits,
 )
 
 from windlass.kube.client.api import Api
 
 STATEFUL_SET, ECHO = "StatefulSet + torchrun", "bare port-forward"
-_NO_IMAGE = "not here: name an image that has it with `--monarch-image`"
+_NO_IMAGE = "no image: pass one with torchmonarch with `--monarch-image`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grounds:
-    """The namespaces, and who may do what in ours."""
+    """The namespaces, with the credentials for each."""
 
     api: Api
     namespace: str
@@ -59,10 +59,10 @@ class Grounds:
 
 
 @contextmanager
-def opened(setup: Setup, api: Api) -> Iterator[Grounds]:
-    """Two namespaces of our own while they are needed."""
-    name, beside = setup.namespace, f"{setup.namespace}-peers"
-    with opened_place(api, name), opened_place(api, beside):
+def open_grounds(setup: Setup, api: Api) -> Iterator[Grounds]:
+    """Yield two new namespaces, and delete them afterwards."""
+    name, peers = setup.namespace, f"{setup.namespace}-peers"
+    with open_place(api, name), open_place(api, peers):
         admin = Kubectl(namespace=name, context=setup.context)
         path = make_user(admin, setup.folder)
         yield Grounds(
@@ -70,12 +70,12 @@ def opened(setup: Setup, api: Api) -> Iterator[Grounds]:
             namespace=name,
             kubeconfig=path,
             kubectl=Kubectl(namespace=name, kubeconfig=path),
-            peers=Kubectl(namespace=beside, context=setup.context),
+            peers=Kubectl(namespace=peers, context=setup.context),
         )
 
 
 class FreshStatefulSet:
-    """A StatefulSet with torchrun for each edit; what was edited is in it, its export is not timed."""
+    """A new StatefulSet with torchrun for each edit. It includes the edit, and its export is not timed."""
 
     name = STATEFUL_SET
 
@@ -89,7 +89,7 @@ class FreshStatefulSet:
 
 
 def make_fresh(stack: ExitStack, setup: Setup, api: Api) -> FreshStatefulSet:
-    place = stack.enter_context(opened_place(api, f"{setup.namespace}-fresh"))
+    place = stack.enter_context(open_place(api, f"{setup.namespace}-fresh"))
     project = setup.folder / "fresh"
     project.mkdir()
     fresh.make_project(project)
@@ -107,13 +107,13 @@ def make_fresh(stack: ExitStack, setup: Setup, api: Api) -> FreshStatefulSet:
 
 
 def open_monarch(stack: ExitStack, setup: Setup, grounds: Grounds) -> list[Start]:
-    """Monarch's workers in two pods, and the way to them; nothing where it is not here."""
+    """Start Monarch's workers in two pods with a port-forward, or return [] if it is not installed."""
     if not (setup.pythons["monarch"] and setup.monarch_image):
         return []
     workers = start_monarch(grounds.peers, image=setup.monarch_image, num=2)
     port = stack.enter_context(forwarded(grounds.peers, "monarch-0", MONARCH_PORT))
-    words = ["--ranks", "2", "--workers", ",".join(workers), "--attach", f"tcp://127.0.0.1:{port}"]
-    return [setup.start(MONARCH, "warm_monarch.py", words)]
+    args = ["--ranks", "2", "--workers", ",".join(workers), "--attach", f"tcp://127.0.0.1:{port}"]
+    return [setup.start(MONARCH, "warm_monarch.py", args)]
 
 
 def missing_monarch(setup: Setup, case: str) -> list[Line]:
@@ -124,30 +124,30 @@ def missing_monarch(setup: Setup, case: str) -> list[Line]:
 
 
 def measure_pods(setup: Setup, grounds: Grounds, only: set[str]) -> list[Line]:
-    """All that is measured in two kept pods: edits, empty calls, big arguments."""
+    """Measure edits, empty calls and large arguments in two kept pods."""
     lines = []
     with ExitStack() as stack:
         monarch = open_monarch(stack, setup, grounds)
         starts = [grounds.ours(setup, ranks=2), grounds.ours(setup, ranks=2, kept=True), *monarch]
-        who = open_all(stack, starts)
+        contestants = open_all(stack, starts)
         if "pods-edit" in only:
-            rival = make_fresh(stack, setup, grounds.api)
-            lines += _measure_edit(setup, [*who, rival])
+            stateful_set = make_fresh(stack, setup, grounds.api)
+            lines += _measure_edit(setup, [*contestants, stateful_set])
         if "pods-empty" in only:
             start_echo(grounds.peers, image=setup.image)
             port = stack.enter_context(forwarded(grounds.peers, "echo-0", 7000))
             echo = setup.start(ECHO, "warm_echo.py", ["--port", str(port)])
-            lines += _measure_empty(setup, [*who, *open_all(stack, [echo])])
+            lines += _measure_empty(setup, [*contestants, *open_all(stack, [echo])])
         if "pods-arguments" in only:
-            kept = [peer for peer in who if peer.name != FORKS]
+            kept = [peer for peer in contestants if peer.name != FORKS]
             for num_bytes in (10 << 20, setup.big_bytes):
                 lines += time_argument(setup, kept, num_bytes, "to two pods")
     return lines
 
 
-def _measure_edit(setup: Setup, who: list[Contestant]) -> list[Line]:
+def _measure_edit(setup: Setup, contestants: list[Contestant]) -> list[Line]:
     case = "edit to first all-reduce, two kept pods"
-    found = time_edits(setup, who, case, "first_all_reduce")
+    found = time_edits(setup, contestants, case, "first_all_reduce")
     lines = [
         Line(case=case, who=FORKS, seconds=found[FORKS]),
         Line(case=case, who=STATEFUL_SET, seconds=found[STATEFUL_SET], against=FORKS, times=10.0),
@@ -158,9 +158,9 @@ def _measure_edit(setup: Setup, who: list[Contestant]) -> list[Line]:
     return [*lines, *missing_monarch(setup, case)]
 
 
-def _measure_empty(setup: Setup, who: list[Peer]) -> list[Line]:
+def _measure_empty(setup: Setup, contestants: list[Peer]) -> list[Line]:
     case = "empty call, two pods, through port-forward"
-    found = time_empty(setup, who, case)
+    found = time_empty(setup, contestants, case)
     lines = [
         Line(case=case, who=KEPT, seconds=found[KEPT], limit_s=0.002),
         Line(case=case, who=FORKS, seconds=found[FORKS]),
@@ -172,10 +172,10 @@ def _measure_empty(setup: Setup, who: list[Peer]) -> list[Line]:
 
 
 def measure_pod_spread(setup: Setup, grounds: Grounds) -> list[Line]:
-    """From the edit of one file until a rank in each of eight pods runs it."""
+    """Measure from the edit of one file until a rank in each of eight pods runs it."""
     case = "edit to running ranks, 8 pods"
     with ExitStack() as stack:
-        who = open_all(stack, [grounds.ours(setup, ranks=8)])
-        say(f"{len(grounds.kubectl.run('get', 'pods', '-o', 'name').split())} pods are up")
-        found = time_edits(setup, who, case, "running")
+        contestants = open_all(stack, [grounds.ours(setup, ranks=8)])
+        log(f"{len(grounds.kubectl.run('get', 'pods', '-o', 'name').split())} pods are running")
+        found = time_edits(setup, contestants, case, "running")
     return [Line(case=case, who=FORKS, seconds=found[FORKS], limit_s=1.0)]

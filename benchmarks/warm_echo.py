@@ -1,6 +1,8 @@
-"""The floor of a call into a pod: one small message through a bare port-forward and back.
+"""Contestant that is the floor of a call into a pod: one small message through a bare port-forward and back.
 
-python benchmarks/warm_echo.py --port PORT     (run by warm.py; takes its requests like any contestant)
+python benchmarks/warm_echo.py --port PORT
+
+`warm.py` runs it, and sends it requests like any contestant.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ _MESSAGE = b"x" * 100
 
 
 class EchoSide:
-    """A connection to a pod that says what it hears."""
+    """Connection to a pod that echoes what it receives."""
 
     ranks = 1
 
@@ -27,14 +29,14 @@ class EchoSide:
 
     def call(self, name: str, *arguments: Any) -> list[Any]:
         if name != "empty":
-            raise ValueError(f"an echo is empty; {name} is not")
+            raise ValueError(f"the echo supports only empty calls, not {name}")
         self._socket.sendall(_MESSAGE)
         num = 0
         while num < len(_MESSAGE):
-            heard = self._socket.recv(65536)
-            if not heard:
-                raise ConnectionError("the port-forward is gone")
-            num += len(heard)
+            data = self._socket.recv(65536)
+            if not data:
+                raise ConnectionError("the port-forward has ended")
+            num += len(data)
         return [None]
 
     def refresh(self) -> None:
@@ -47,7 +49,9 @@ class EchoSide:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--project", type=Path, required=True, help="as everybody; not used")
+    parser.add_argument(
+        "--project", type=Path, required=True, help="ignored, accepted like by all contestants"
+    )
     options = parser.parse_args()
     serve(lambda: EchoSide(options.port), options.project)
 

@@ -1,4 +1,4 @@
-"""The cases on this machine: edit and call, empty calls, big arguments, eight nodes."""
+"""Cases on this machine: edit and call, empty calls, large arguments, eight nodes."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from warm_setup import (
 )
 
 RAY, RAY_FRESH, MONARCH = "ray, kept actors", "ray, working_dir", "monarch"
-# what ours may take at most, by ranks; torchrun must take so many times as long
+# by ranks: our maximum time, and how many times as long torchrun must take
 _EDIT_LIMITS_S = {8: 0.25}
 _EDIT_TIMES = {8: 60.0}
 
 
 def peers(setup: Setup, ranks: int) -> list[Start]:
-    """Monarch and Ray with kept processes, where they are."""
-    words = ["--ranks", str(ranks)]
+    """Return Monarch and Ray with kept processes, if they are installed."""
+    args = ["--ranks", str(ranks)]
     found = []
     if setup.pythons["monarch"]:
-        found.append(setup.start(MONARCH, "warm_monarch.py", words))
+        found.append(setup.start(MONARCH, "warm_monarch.py", args))
     if setup.pythons["ray"]:
-        found.append(setup.start(RAY, "warm_ray.py", words))
+        found.append(setup.start(RAY, "warm_ray.py", args))
     return found
 
 
 def measure_edit(setup: Setup, ranks: int) -> list[Line]:
-    """From the edit of one line to the slowest rank's first all-reduce."""
+    """Measure from the edit of one line to the slowest rank's first all-reduce."""
     case = f"edit to first all-reduce, {ranks} ranks"
     starts = [ours(setup, ranks=ranks), ours(setup, ranks=ranks, kept=True), *peers(setup, ranks)]
     if setup.pythons["ray"]:
-        words = ["--ranks", str(ranks), "--fresh"]
-        starts.append(setup.start(RAY_FRESH, "warm_ray.py", words))
+        args = ["--ranks", str(ranks), "--fresh"]
+        starts.append(setup.start(RAY_FRESH, "warm_ray.py", args))
     torchrun = Torchrun(setup.torchrun, setup.make_project(), ranks)
     with ExitStack() as stack:
-        who: list[Contestant] = [*open_all(stack, starts), torchrun]
-        found = time_edits(setup, who, case, "first_all_reduce")
+        contestants: list[Contestant] = [*open_all(stack, starts), torchrun]
+        found = time_edits(setup, contestants, case, "first_all_reduce")
     limit_s, times = _EDIT_LIMITS_S.get(ranks), _EDIT_TIMES.get(ranks)
     lines = [
         Line(case=case, who=FORKS, seconds=found[FORKS], limit_s=limit_s),
@@ -64,7 +64,7 @@ def measure_edit(setup: Setup, ranks: int) -> list[Line]:
 
 
 def measure_empty(setup: Setup) -> list[Line]:
-    """A call that does nothing, on two ranks."""
+    """Measure a call that does nothing, on two ranks."""
     case = "empty call, 2 ranks"
     starts = [ours(setup, ranks=2), ours(setup, ranks=2, kept=True), *peers(setup, 2)]
     with ExitStack() as stack:
@@ -77,23 +77,26 @@ def measure_empty(setup: Setup) -> list[Line]:
     return [*lines, *missing(setup, case, ["monarch", "ray"])]
 
 
-def time_empty(setup: Setup, who: list[Peer], case: str) -> dict[str, list[float]]:
-    return take_turns(who, setup.rounds, case, lambda peer: peer.ask("empty", num=setup.calls))
+def time_empty(setup: Setup, peers: list[Peer], case: str) -> dict[str, list[float]]:
+    return take_turns(peers, setup.rounds, case, lambda peer: peer.ask("empty", num=setup.calls))
 
 
 def measure_arguments(setup: Setup) -> list[Line]:
-    """Ten megabytes, and a gigabyte, to two kept ranks."""
+    """Measure arguments of ten megabytes and a gigabyte, to two kept ranks."""
     starts = [ours(setup, ranks=2, kept=True), *peers(setup, 2)]
     lines = []
     with ExitStack() as stack:
-        who = open_all(stack, starts)
+        contestants = open_all(stack, starts)
         for num_bytes in (10 << 20, setup.big_bytes):
-            lines += time_argument(setup, who, num_bytes, "to 2 ranks")
+            lines += time_argument(setup, contestants, num_bytes, "to 2 ranks")
     return [*lines, *missing(setup, lines[-1].case, ["monarch", "ray"])]
 
 
-def time_argument(setup: Setup, who: list[Peer], num_bytes: int, where: str) -> list[Line]:
-    """Seconds, and the memory that the first took at most beside the argument: later ones find it there."""
+def time_argument(setup: Setup, peers: list[Peer], num_bytes: int, where: str) -> list[Line]:
+    """Measure calls with an array, and the first call's peak memory without the array itself.
+
+    Later calls reuse the memory of the first.
+    """
     case = f"an array of {num_bytes >> 20} MiB as argument, {where}"
     taken: dict[str, int] = {}
 
@@ -104,7 +107,7 @@ def time_argument(setup: Setup, who: list[Peer], num_bytes: int, where: str) -> 
         return seconds
 
     rounds = setup.rounds if num_bytes <= 100 << 20 else min(setup.rounds, 3)
-    found = take_turns(who, rounds, case, measure)
+    found = take_turns(peers, rounds, case, measure)
     return [
         Line(
             case=case, who=name, seconds=seconds, grown_bytes=taken[name],
@@ -115,9 +118,9 @@ def time_argument(setup: Setup, who: list[Peer], num_bytes: int, where: str) -> 
 
 
 def measure_spread(setup: Setup) -> list[Line]:
-    """From the edit of one file until a rank on each of eight nodes runs it."""
+    """Measure from the edit of one file until a rank on each of eight nodes runs it."""
     case = "edit to running ranks, 8 nodes"
     with ExitStack() as stack:
-        who = open_all(stack, [ours(setup, ranks=8, nodes=8)])
-        found = time_edits(setup, who, case, "running")
+        contestants = open_all(stack, [ours(setup, ranks=8, nodes=8)])
+        found = time_edits(setup, contestants, case, "running")
     return [Line(case=case, who=FORKS, seconds=found[FORKS], limit_s=0.2)]

@@ -1,7 +1,7 @@
-"""How much memory one thing took at its peak, and the processes that carry a mark in their environment.
+"""Peak memory of an operation, and the processes with a mark in their environment. Linux only.
 
-Linux only. Memory is the machine's: what it had less of at the worst moment, so shared pages count once,
-files in memory count, and so do pods on this machine. Whatever else runs meanwhile counts, too.
+The peak is the largest drop in the machine's available memory. Shared pages therefore count once. Files in
+memory, pods on this machine and all other running programs count too.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Marked:
         return [int(path.parent.name) for path in found if self._wanted in b"\0" + _read(path)]
 
     def end(self) -> None:
-        """Whoever is left gets a moment, then SIGKILL."""
+        """Wait for the processes to end, and kill those that do not."""
         deadline = time.monotonic() + _LIMIT_S
-        while (left := self.pids()) and time.monotonic() < deadline:
+        while (remaining := self.pids()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        for pid in left:
+        for pid in remaining:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -41,16 +41,16 @@ class Marked:
 
 
 def read_available() -> int:
-    """How many bytes of the machine's memory could be had now."""
+    """Return the machine's available memory in bytes."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    raise SystemExit("warm: /proc/meminfo does not say how much memory is available")
+    raise SystemExit("warm: /proc/meminfo has no MemAvailable line")
 
 
 @contextmanager
 def watched(available: Callable[[], int] = read_available) -> Iterator[list[int]]:
-    """Afterwards the one entry of the list: how many bytes less there were at the worst moment."""
+    """Yield a list that receives one entry at the end: the largest drop in available bytes."""
     before = available()
     low = [before]
     is_over = threading.Event()

@@ -1,8 +1,8 @@
-"""Monarch as a contestant: one process a rank, kept; the project's functions travel by value.
+"""Contestant that is Monarch, with one kept process per rank. The project's functions travel by value.
 
-Run by `warm.py` under a Python that has `torchmonarch`: local processes, or pods whose workers run already
-(`--workers`), reached through a port-forward (`--attach`). Monarch has no reload of project modules that
-needs no rsync in its pods, so its user does what a notebook does: runs the definitions again and calls.
+`warm.py` runs it under a Python that has `torchmonarch`. The ranks are local processes, or pods with running
+workers (`--workers`) behind a port-forward (`--attach`). Monarch's reload of project modules requires rsync
+in its pods. Its user therefore works as in a notebook, and runs the definitions again before the call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from warm_project import STEP_NAME, TRAIN_NAME
 from warm_side import serve
 
 LIMIT_S = 120
-# torch before the first actor: while an actor imports it, Monarch's own loader stumbles over it
+# import torch before the first actor, because Monarch's loader fails if an actor imports it
 _BOOTSTRAP = (
     "import runpy, torch, torch.distributed; "
     "runpy.run_module('monarch._src.actor.bootstrap_main', run_name='__main__')"
@@ -38,7 +38,7 @@ _BOOTSTRAP = (
 
 
 class Rank(Actor):
-    """One rank: runs what it is given, in the environment it is given."""
+    """Actor that runs a given function as one rank."""
 
     def __init__(self, size: int, master: str) -> None:
         import os
@@ -59,7 +59,7 @@ class Rank(Actor):
 
 
 class MonarchSide:
-    """The mesh of ranks, and the project's modules as they are now."""
+    """The mesh of ranks, and the current versions of the project's modules."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.ranks = options.ranks
@@ -70,7 +70,7 @@ class MonarchSide:
             cloudpickle.register_pickle_by_value(module)
         program = sys.executable
         if options.workers:
-            enable_transport("ipc")  # of this machine's own processes; all else goes over `attach`
+            enable_transport("ipc")  # for local processes, the others are reached through `attach`
             attach(options.attach)
             workers = [f"tcp://{worker}" for worker in options.workers.split(",")]
             hosts = attach_to_workers(name="hosts", ca="trust_all_connections", workers=workers)
@@ -85,7 +85,7 @@ class MonarchSide:
         self._mesh.empty.call().get(timeout=LIMIT_S)
 
     def call(self, name: str, *arguments: Any) -> list[Any]:
-        if name == "empty":  # an endpoint of its own is the least it can do
+        if name == "empty":  # its own endpoint has the least overhead
             return list(self._mesh.empty.call().get(timeout=LIMIT_S).values())
         function = getattr(self.modules[-1], name)
         answers = self._mesh.run.call(function, arguments, self._find_port())
@@ -110,9 +110,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--project", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--workers", default="", help="HOST:PORT,... of workers that run already")
-    parser.add_argument("--attach", default="", help="tcp://HOST:PORT that leads to the first")
-    parser.add_argument("--program", default="python3", help="Python in the workers' pods")
+    parser.add_argument("--workers", default="", help="HOST:PORT,... of running workers")
+    parser.add_argument(
+        "--attach", default="", help="tcp://HOST:PORT that is forwarded to the first worker"
+    )
+    parser.add_argument(
+        "--program", default="python3", help="Python in the workers' pods (default: python3)"
+    )
     options = parser.parse_args()
     sys.path.insert(0, str(options.project))
     serve(lambda: MonarchSide(options), options.project)

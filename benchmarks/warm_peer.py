@@ -1,7 +1,7 @@
-"""A contestant as the benchmark sees it: its own process that is asked, or a fresh start for each edit.
+"""Contestants from the benchmark's view: a process that answers requests, or a new start for each edit.
 
-Everything that is started here carries one mark in its environment, so that its memory can be read and that
-nothing is left behind. Every answer has a deadline.
+All processes of a contestant have a mark in their environment. It serves to find and end them. Every answer
+has a deadline.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TAIL = 4000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """How a contestant is started."""
+    """Command, folder and environment that start a contestant."""
 
     name: str
     command: Sequence[str]
@@ -38,7 +38,7 @@ class Start:
 
 
 class Peer:
-    """A contestant that is up and takes requests."""
+    """A running contestant that takes requests."""
 
     def __init__(self, start: Start, errors: Path) -> None:
         self.name = start.name
@@ -52,27 +52,27 @@ class Peer:
         )  # fmt: skip
 
     def ask(self, do: str, **request: Any) -> list[float]:
-        """The seconds it took, each time it was done."""
+        """Send a request, and return the seconds of each repetition."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": do, **request}).encode() + b"\n")
         self._process.stdin.flush()
-        return list(self.hear()["seconds"])
+        return list(self.read_answer()["seconds"])
 
     def edit(self, do: str, number: int) -> float:
         return self.ask(do, number=number)[0]
 
-    def hear(self) -> dict[str, Any]:
-        """Its next answer."""
+    def read_answer(self) -> dict[str, Any]:
+        """Return the next answer."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], LIMIT_S)[0]:
-            self._fail(f"no answer in {LIMIT_S:g} s")
+            self._fail(f"no answer within {LIMIT_S:g} s")
         line = self._process.stdout.readline()
         if not line:
-            self._fail(f"ended with {self._process.wait(LIMIT_S)}")
+            self._fail(f"ended with status {self._process.wait(LIMIT_S)}")
         return dict(json.loads(line))
 
     def close(self) -> None:
-        """No more requests: it ends by itself, and all that it started with it."""
+        """Close its input so that it ends, and end the processes that it started."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -88,19 +88,19 @@ class Peer:
 
 
 @contextmanager
-def opened(start: Start) -> Iterator[Peer]:
-    """A contestant while it is needed; yields once it is up."""
+def open_peer(start: Start) -> Iterator[Peer]:
+    """Start a contestant, yield it once it is ready, and end it afterwards."""
     with tempfile.TemporaryDirectory(prefix="bench-peer-") as folder:
         peer = Peer(start, Path(folder, "errors"))
         try:
-            peer.hear()
+            peer.read_answer()
             yield peer
         finally:
             peer.close()
 
 
 class Torchrun:
-    """Edit, then torchrun: every time from nothing, as its user does."""
+    """Contestant that starts torchrun from nothing after each edit, as its users do."""
 
     name = "torchrun"
 
@@ -110,10 +110,10 @@ class Torchrun:
         self._ranks = ranks
 
     def edit(self, do: str, number: int) -> float:
-        """The script does the one thing there is to do: the first all-reduce."""
+        """Edit, and run the script, which always performs the first all-reduce."""
         with tempfile.TemporaryDirectory(prefix="bench-out-") as folder:
             env = {**os.environ, "BENCH_OUT": folder}
-            env.pop("PYTHONDONTWRITEBYTECODE", None)  # byte code is cached, as for everybody
+            env.pop("PYTHONDONTWRITEBYTECODE", None)  # cache byte code, as users do
             began_s = time.time()
             edit(self._project, number)
             done = subprocess.run(
@@ -121,6 +121,8 @@ class Torchrun:
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
             )  # fmt: skip
             if done.returncode != 0:
-                raise SystemExit(f"{done.stderr[-_TAIL:]}\nwarm: torchrun: {done.returncode}")
+                raise SystemExit(
+                    f"{done.stderr[-_TAIL:]}\nwarm: torchrun: exit code {done.returncode}"
+                )
             answers = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank-*"))]
         return read_moment(answers, ranks=self._ranks, number=number) - began_s

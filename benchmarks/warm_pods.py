@@ -1,7 +1,7 @@
-"""What contestants in pods need: a user with only the documented Role, Monarch's workers, a way in.
+"""Prerequisites of contestants in pods: a user with only the documented Role, workers, and port-forwards.
 
-The Role is the file that the documentation shows. Everything is made with kubectl in namespaces of the
-benchmark's own, which go with all that is in them. Every wait has a deadline.
+The Role is the file in the documentation. This module creates everything with kubectl, in namespaces that the
+benchmark deletes at the end. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kubectl:
-    """kubectl in one namespace, as whoever the kubeconfig is."""
+    """kubectl in one namespace, as the user of the kubeconfig."""
 
     namespace: str
     kubeconfig: Path | None = None
     context: str = ""
 
-    def words(self, *words: str) -> list[str]:
-        who = ["--kubeconfig", str(self.kubeconfig)] if self.kubeconfig else []
-        who += ["--context", self.context] if self.context else []
-        return ["kubectl", *who, "--namespace", self.namespace, *words]
+    def make_command(self, *args: str) -> list[str]:
+        user = ["--kubeconfig", str(self.kubeconfig)] if self.kubeconfig else []
+        user += ["--context", self.context] if self.context else []
+        return ["kubectl", *user, "--namespace", self.namespace, *args]
 
-    def run(self, *words: str, stdin: str = "") -> str:
+    def run(self, *args: str, stdin: str = "") -> str:
         done = subprocess.run(
-            self.words(*words), input=stdin, capture_output=True, text=True, timeout=LIMIT_S,
+            self.make_command(*args), input=stdin, capture_output=True, text=True, timeout=LIMIT_S,
             check=False,
         )  # fmt: skip
         if done.returncode != 0:
-            raise SystemExit(f"warm: kubectl {' '.join(words)}: {done.stderr.strip()}")
+            raise SystemExit(f"warm: kubectl {' '.join(args)}: {done.stderr.strip()}")
         return done.stdout
 
 
@@ -67,7 +67,7 @@ class Kubectl:
 
 
 def make_user(admin: Kubectl, folder: Path) -> Path:
-    """The kubeconfig of a user who may do what the documented Role says, here, and nothing else."""
+    """Create a user with only the documented Role in this namespace, and return the kubeconfig."""
     admin.run("create", "serviceaccount", _USER)
     admin.run("apply", "-f", str(ROLE))
     role = json.loads(admin.run("create", "--dry-run=client", "-o", "json", "-f", str(ROLE)))
@@ -87,7 +87,7 @@ def make_user(admin: Kubectl, folder: Path) -> Path:
 
 
 def make_pods(name: str, *, image: str, num: int, source: str) -> Object:
-    """A StatefulSet of pods that run this source, one a host."""
+    """Return a StatefulSet whose pods run this source, one per host."""
     labels = {"bench": name}
     where = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
     container = {
@@ -119,12 +119,12 @@ def make_pods(name: str, *, image: str, num: int, source: str) -> Object:
 
 
 def start_monarch(admin: Kubectl, *, image: str, num: int) -> list[str]:
-    """Monarch's own worker loop in pods; their HOST:PORT, in order."""
+    """Start Monarch's worker loop in pods, and return their HOST:PORT in order."""
     return [f"{ip}:{MONARCH_PORT}" for ip in _start(admin, "monarch", image, num, _MONARCH)]
 
 
 def start_echo(admin: Kubectl, *, image: str) -> None:
-    """A pod that says what it hears: what a port-forward costs by itself."""
+    """Start a pod that echoes what it receives, to measure a port-forward alone."""
     _start(admin, "echo", image, 1, _ECHO)
 
 
@@ -138,9 +138,9 @@ def _start(admin: Kubectl, name: str, image: str, num: int, source: str) -> list
 
 @contextmanager
 def forwarded(user: Kubectl, pod: str, port: int) -> Iterator[int]:
-    """kubectl port-forward while it is needed; the local port."""
+    """Run kubectl port-forward, and yield the local port."""
     process = subprocess.Popen(
-        user.words("port-forward", f"pod/{pod}", f":{port}"),
+        user.make_command("port-forward", f"pod/{pod}", f":{port}"),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     try:
@@ -148,7 +148,7 @@ def forwarded(user: Kubectl, pod: str, port: int) -> Iterator[int]:
         ready = select.select([process.stdout], [], [], LIMIT_S)[0]
         found = _FORWARDING.search(process.stdout.readline()) if ready else None
         if found is None:
-            raise SystemExit(f"warm: kubectl port-forward to {pod} did not begin")
+            raise SystemExit(f"warm: kubectl port-forward to {pod} did not start")
         yield int(found[1])
     finally:
         process.kill()

@@ -1,7 +1,7 @@
-"""The project whose code is edited and called: made on disk, one line of it changed, its answers checked.
+"""Project that the benchmark edits and calls: create it on disk, change one line, check its answers.
 
-Stdlib only: every contestant's own Python imports this. The functions that ranks run are the text in TRAIN;
-what is edited is the one line of STEP, a module that TRAIN imports.
+This module uses only the standard library, because every contestant's own Python imports it. TRAIN is the
+source of the functions that ranks run. An edit changes one line of the module STEP, which TRAIN imports.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 TRAIN_NAME, STEP_NAME = "bench_train", "bench_step"
 TRAIN = '''\
-"""What ranks run. Torch is imported by the one function that needs it."""
+"""Functions that ranks run. Only the function that needs torch imports it."""
 
 import os
 import time
@@ -24,17 +24,17 @@ def empty():
 
 
 def read_all(data):
-    """Every page of an array is read; what came out."""
+    """Read every page of an array, and return the sum."""
     return int(data[::4096].sum())
 
 
 def running():
-    """When a rank of this code was running."""
+    """Return when a rank ran this code."""
     return {"rank": int(os.environ["RANK"]), "number": bench_step.NUMBER, "at": time.time()}
 
 
 def first_all_reduce():
-    """A process group and one all-reduce; when it was done."""
+    """Create a process group, perform one all-reduce, and return when it was done."""
     import torch
     import torch.distributed as dist
 
@@ -61,7 +61,7 @@ if __name__ == "__main__":  # as torchrun starts it
 
 
 def make_project(folder: Path) -> None:
-    """The two modules, and a few files that never change, as projects have."""
+    """Create the two modules, and some files that never change, as in real projects."""
     (folder / f"{TRAIN_NAME}.py").write_text(TRAIN)
     edit(folder, 100)
     notes = folder / "notes"
@@ -71,16 +71,16 @@ def make_project(folder: Path) -> None:
 
 
 def edit(folder: Path, number: int) -> None:
-    """One line of one file is another; its length stays, so that only its content tells."""
+    """Change one line of one file. The file keeps its size, so that only its content differs."""
     if not 100 <= number <= 999:
-        raise ValueError(f"an edit writes a number of three digits, not {number}")
+        raise ValueError(f"number must have three digits, got {number}")
     (folder / f"{STEP_NAME}.py").write_text(f'"""A step."""\n\nNUMBER = {number}\n')
 
 
 def read_moment(answers: list[dict[str, Any]], *, ranks: int, number: int) -> float:
-    """When the slowest rank was done; every rank must have spoken, and have run the new code."""
+    """Return when the slowest rank was done. Raise unless every rank answered with the new code."""
     if [answer["rank"] for answer in answers] != list(range(ranks)):
-        raise RuntimeError(f"ranks 0..{ranks - 1} were expected, in order, not {answers}")
+        raise RuntimeError(f"expected ranks 0..{ranks - 1} in order, got {answers}")
     if stale := [answer for answer in answers if answer["number"] != number]:
-        raise RuntimeError(f"the code of before the edit (not {number}) ran: {stale}")
+        raise RuntimeError(f"ranks ran code from before the edit (not {number}): {stale}")
     return float(max(answer["at"] for answer in answers))

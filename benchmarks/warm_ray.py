@@ -1,8 +1,8 @@
-"""Ray as a contestant, on a cluster of its own in this machine: kept actors, or a fresh driver for each edit.
+"""Contestant that is Ray on its own local cluster, with kept actors or with a new driver for each edit.
 
-Run by `warm.py` under a Python that has `ray`. Kept: one actor a rank, functions travel by value.
-`--fresh` is what Ray offers for edited project files: a new driver whose runtime_env has the working_dir, so
-actors are new and import the files as they are now; the cluster stays up.
+`warm.py` runs it under a Python that has `ray`. By default it keeps one actor per rank, and functions travel
+by value. `--fresh` uses Ray's own way to deploy edited files: a new driver with the working_dir in its
+runtime_env. The new actors then import the edited files, while the cluster keeps running.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ LIMIT_S = 120
 
 
 class Rank:
-    """One rank: runs what it is given, in the environment it is given."""
+    """Actor that runs a given function as one rank."""
 
     def __init__(self, rank: int, size: int) -> None:
-        import torch.distributed  # noqa: F401  ahead of the calls
+        import torch.distributed  # noqa: F401  imported before the calls
 
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1")
 
@@ -58,7 +58,7 @@ def find_port() -> int:
 
 
 class RaySide:
-    """A cluster of one machine, and one kept actor a rank."""
+    """A local cluster with one kept actor per rank."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -69,7 +69,7 @@ class RaySide:
         self._ranks = make_ranks(ranks)
 
     def call(self, name: str, *arguments: Any) -> list[Any]:
-        if name == "empty":  # a method of its own is the least it can do
+        if name == "empty":  # its own method has the least overhead
             calls = [rank.empty.remote() for rank in self._ranks]
         else:
             function, port = getattr(self.modules[-1], name), find_port()
@@ -86,7 +86,7 @@ class RaySide:
 
 
 class FreshRaySide:
-    """A cluster of one machine; each call is a driver of its own."""
+    """A local cluster on which each call is a new driver."""
 
     def __init__(self, ranks: int, project: Path) -> None:
         self.ranks = ranks
@@ -95,8 +95,8 @@ class FreshRaySide:
         self._address = ray.get_runtime_context().gcs_address
 
     def call(self, name: str, *arguments: Any) -> list[Any]:
-        words = ["--project", str(self._project), "--ranks", str(self.ranks)]
-        command = [sys.executable, __file__, *words, "--drive", name, "--address", self._address]
+        args = ["--project", str(self._project), "--ranks", str(self.ranks)]
+        command = [sys.executable, __file__, *args, "--drive", name, "--address", self._address]
         done = subprocess.run(
             command, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=True
         )
@@ -116,7 +116,7 @@ def start_cluster(ranks: int) -> None:
 
 
 def drive(options: argparse.Namespace) -> None:
-    """A driver: the project travels as working_dir, the ranks import it."""
+    """Run as a driver: send the project as working_dir, which the ranks import."""
     where = {"working_dir": str(options.project)}
     ray.init(address=options.address, runtime_env=where, log_to_driver=False, logging_level="error")
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -129,9 +129,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--project", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--fresh", action="store_true", help="a new driver for each call")
-    parser.add_argument("--drive", default="", help="be such a driver, for this function")
-    parser.add_argument("--address", default="", help="of the cluster, for a driver")
+    parser.add_argument("--fresh", action="store_true", help="use a new driver for each call")
+    parser.add_argument("--drive", default="", help="run as a driver for this function")
+    parser.add_argument("--address", default="", help="cluster address for --drive")
     options = parser.parse_args()
     if options.drive:
         drive(options)

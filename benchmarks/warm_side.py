@@ -1,8 +1,8 @@
-"""A contestant in a process of its own: takes one request a line, does it, answers one line.
+"""Process of a contestant. It reads one request per line, runs it, and answers with one line.
 
-Stdlib and numpy: it runs under each contestant's own Python. What is timed is timed here, next to the call,
-with the same code for everybody; a contestant only says how a function of the project is called on all ranks.
-The answers go to what was stdout; whatever else is printed goes to stderr.
+It runs under each contestant's own Python, so it uses only the standard library and numpy. The times are
+taken here, next to the call, with the same code for all contestants. A contestant only implements a call of a
+project function on all ranks. Answers go to stdout. All other output is redirected to stderr.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from warm_project import edit, read_moment
 
 
 class Side(Protocol):
-    """What a contestant has to be able to do."""
+    """Interface of a contestant."""
 
     ranks: int
 
     def call(self, name: str, *arguments: Any) -> list[Any]:
-        """This function of the project on every rank; their values in rank order."""
+        """Call this function of the project on every rank, and return the values in rank order."""
         ...
 
     def refresh(self) -> None:
-        """What its user does after an edit, before the call."""
+        """Do what users do between an edit and the call."""
         ...
 
     def close(self) -> None: ...
 
 
 def serve(open_side: Callable[[], Side], project: Path) -> None:
-    """Answer requests until there are none any more."""
+    """Answer requests until the end of the input."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     began_s = time.time()
     side = open_side()
     try:
-        _say(answers, {"up_s": time.time() - began_s})
+        _write(answers, {"up_s": time.time() - began_s})
         for line in sys.stdin:
-            _say(answers, _do(side, project, **json.loads(line)))
+            _write(answers, _do(side, project, **json.loads(line)))
     finally:
         side.close()
 
@@ -63,7 +63,7 @@ def _time_empty(side: Side, num: int) -> list[float]:
         answers = side.call("empty")
         seconds.append(time.perf_counter() - began_s)
         if answers != [None] * side.ranks:
-            raise RuntimeError(f"{side.ranks} empty answers were expected, not {answers}")
+            raise RuntimeError(f"expected {side.ranks} empty answers, got {answers}")
     return seconds
 
 
@@ -76,12 +76,12 @@ def _time_argument(side: Side, num_bytes: int) -> float:
     answers = side.call("read_all", data)
     took_s = time.perf_counter() - began_s
     if answers != [expected] * side.ranks:
-        raise RuntimeError(f"every rank was to say {expected}, not {answers}")
+        raise RuntimeError(f"expected {expected} from every rank, got {answers}")
     return took_s
 
 
 def _time_edit(side: Side, project: Path, name: str, number: int) -> float:
-    """From the moment before the file is written to the slowest rank's own stamp."""
+    """Measure from the moment before the file is written to the slowest rank's own stamp."""
     began_s = time.time()
     edit(project, number)
     side.refresh()
@@ -89,6 +89,6 @@ def _time_edit(side: Side, project: Path, name: str, number: int) -> float:
     return read_moment(answers, ranks=side.ranks, number=number) - began_s
 
 
-def _say(answers: Any, answer: dict[str, Any]) -> None:
+def _write(answers: Any, answer: dict[str, Any]) -> None:
     answers.write(json.dumps(answer) + "\n")
     answers.flush()

@@ -1,6 +1,6 @@
-"""Windlass as a contestant: a compute that is up, called as its user would; run by `warm.py`.
+"""Contestant that is Windlass: a running compute, called as by a user. `warm.py` runs it.
 
-An edit needs nothing: the call that follows finds what has changed.
+Nothing happens after an edit, because the next call detects the changes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import windlass as wl
 
 
 class WindlassSide:
-    """Nodes that stay up; each function of the project is sent there when it is first called."""
+    """A running compute that receives each function of the project on its first call."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.ranks = options.ranks
         where: dict[str, Any] = {
             "engine": options.engine,
             "root": str(options.project),
-            "name": f"bench-{os.getpid()}",  # another contestant's nodes are not for us
+            "name": f"bench-{os.getpid()}",  # not the compute of another contestant
         }
         if options.engine == "kubernetes":
             image = wl.Image().from_docker(options.image)
@@ -37,7 +37,7 @@ class WindlassSide:
         self._keep = "process" if options.kept else ""
         self._module = importlib.import_module(TRAIN_NAME)
         self._remote: dict[str, Any] = {}
-        self.call("first_all_reduce")  # pays for the nodes and torch once
+        self.call("first_all_reduce")  # starts the nodes and imports torch
 
     def call(self, name: str, *arguments: Any) -> list[Any]:
         if name not in self._remote:
@@ -57,10 +57,10 @@ def main() -> None:
     parser.add_argument("--project", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--kept", action="store_true", help="processes stay between calls")
+    parser.add_argument("--kept", action="store_true", help="keep processes between calls")
     parser.add_argument("--engine", default="local")
-    parser.add_argument("--image", default="", help="of the pods")
-    parser.add_argument("--namespace", default="", help="of the pods")
+    parser.add_argument("--image", default="", help="image of the pods")
+    parser.add_argument("--namespace", default="", help="namespace of the pods")
     options = parser.parse_args()
     sys.path.insert(0, str(options.project))
     serve(lambda: WindlassSide(options), options.project)

@@ -1,4 +1,4 @@
-"""What is timed in a start: from nothing to one all-reduce on every rank."""
+"""Script whose start is measured. Every rank performs one all-reduce."""
 
 import time
 
@@ -11,7 +11,7 @@ from pathlib import Path  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-if os.environ.get("BENCH_IMPORTS"):  # things nobody preloads
+if os.environ.get("BENCH_IMPORTS"):  # modules that are not preloaded
     for name in os.environ["BENCH_IMPORTS"].split(","):
         __import__(name)
 STAMPS["imported"] = time.time()

@@ -1,4 +1,4 @@
-"""What is timed in a restart: all ranks step; one is killed; all ranks step again."""
+"""Script whose restart is measured. All ranks step, one is killed, all ranks step again."""
 
 import os
 import time

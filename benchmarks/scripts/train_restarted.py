@@ -1,4 +1,4 @@
-"""What is timed in a recovery, with TorchTrainer: steps, a checkpoint, a kill, the first step after."""
+"""TorchTrainer script whose recovery is measured: steps, a checkpoint, a kill, the first step after it."""
 
 import os
 import time
@@ -19,22 +19,22 @@ def make_model() -> nn.Module:
 
 
 class Stamps(Callback):
-    """Tells when this attempt made a step; the first attempt only when a checkpoint is there."""
+    """Writes the time of this attempt's first step, in the first attempt once a checkpoint exists."""
 
-    is_told = False
+    is_written = False
     steps_after = 0
 
     def on_step(self, trainer, step):
         now_s = time.time()
         attempt, rank = trainer.context.attempt, trainer.context.rank
         is_ready = attempt > 0 or (OUT / "run/latest").exists()
-        if not self.is_told and is_ready:
+        if not self.is_written and is_ready:
             beside = OUT / f".{attempt}-{rank}"
             beside.write_text(f"{os.getpid()} {now_s!r} {trainer.progress.step}")
             beside.rename(OUT / f"attempt-{attempt}-rank-{rank}")
-            self.is_told = True
+            self.is_written = True
         if attempt == 0:
-            time.sleep(0.01)  # until it is killed
+            time.sleep(0.01)  # steps until the benchmark kills it
         else:
             self.steps_after += 1
             if self.steps_after == 5:

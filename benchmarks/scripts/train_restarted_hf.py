@@ -1,4 +1,4 @@
-"""What is timed in a recovery, with Hugging Face's Trainer; see train_restarted.py."""
+"""Hugging Face Trainer script whose recovery is measured, like train_restarted.py."""
 
 import os
 import time
@@ -38,19 +38,19 @@ class Net(nn.Module):
 
 
 class Stamps(TrainerCallback):
-    """As in train_restarted.py."""
+    """Writes the time of this attempt's first step, like the callback in train_restarted.py."""
 
-    is_told = False
+    is_written = False
     steps_after = 0
 
     def on_step_end(self, args, state, control, **kwargs):
         now_s = time.time()
         is_ready = ATTEMPT > 0 or get_last_checkpoint(str(OUT / "hf")) is not None
-        if not self.is_told and is_ready:
+        if not self.is_written and is_ready:
             beside = OUT / f".{ATTEMPT}-{RANK}"
             beside.write_text(f"{os.getpid()} {now_s!r} {state.global_step}")
             beside.rename(OUT / f"attempt-{ATTEMPT}-rank-{RANK}")
-            self.is_told = True
+            self.is_written = True
         if ATTEMPT == 0:
             time.sleep(0.01)
         else:

@@ -1,7 +1,8 @@
-"""What is timed of steps: blocks of TorchTrainer's, and of a loop by hand, in turn in one process.
+"""Script whose steps are measured: blocks of TorchTrainer and of a hand-written loop, in turn.
 
-Both train the same model on the same data with clipping, a schedule, and a loss that is read every ten
-steps; the loop by hand reads its batches as torch's DataLoader gives them. Runs with any number of ranks.
+Both run in one process. They train the same model on the same data with clipping, a schedule, and a loss that
+is read every ten steps. The hand-written loop reads its batches from torch's DataLoader. The script supports
+any number of ranks.
 """
 
 import json
@@ -38,7 +39,7 @@ def make_data() -> TensorDataset:
 
 
 class LoopByHand:
-    """A careful loop, as one would write it."""
+    """Hand-written training loop."""
 
     def __init__(self, context) -> None:
         self.model = make_model()
@@ -79,7 +80,7 @@ class LoopByHand:
 
 
 class Turns(Callback):
-    """After each block of the trainer's steps, one by hand; both are timed."""
+    """Callback that times each block of the trainer, then runs and times a block by hand."""
 
     def __init__(self, by_hand: LoopByHand) -> None:
         self.by_hand, self.pairs, self.began_s = by_hand, [], None
@@ -90,7 +91,7 @@ class Turns(Callback):
         ended_s = time.perf_counter()
         self.by_hand.run(BLOCK_STEPS)
         by_hand_s = time.perf_counter() - ended_s
-        if self.began_s is not None:  # the first block of each is a warm-up
+        if self.began_s is not None:  # the first block of each side is a warm-up
             self.pairs.append((ended_s - self.began_s, by_hand_s))
         self.began_s = time.perf_counter()
 

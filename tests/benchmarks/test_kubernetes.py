@@ -31,7 +31,7 @@ def test_a_start_takes_as_long_as_its_slowest_rank(load):
 def test_missing_or_duplicate_rank_invalidates_the_measurement(load, ranks):
     stamps = [{"rank": rank, "reduced": 1.0} for rank in ranks]
 
-    with pytest.raises(SystemExit, match=r"ranks 0\.\.1 were expected"):
+    with pytest.raises(SystemExit, match=r"expected ranks 0\.\.1"):
         load("kubernetes_contestants").make_sample("x", 0.0, stamps, num=2)
 
 

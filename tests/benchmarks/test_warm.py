@@ -52,7 +52,7 @@ def test_old_code_or_a_missing_rank_invalidates_the_measurement(load):
     assert project.read_moment(answers, ranks=2, number=101) == 7.0
     with pytest.raises(RuntimeError, match="before the edit"):
         project.read_moment(answers, ranks=2, number=102)
-    with pytest.raises(RuntimeError, match=r"ranks 0\.\.2 were expected"):
+    with pytest.raises(RuntimeError, match=r"expected ranks 0\.\.2"):
         project.read_moment(answers, ranks=3, number=101)
 
 
