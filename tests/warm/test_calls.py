@@ -249,7 +249,7 @@ def test_unpicklable_argument_is_named(warm):
     import threading
 
     remote = kt.fn(tasks.echo).to(warm)
-    with pytest.raises(kt.BundleError, match=r"^echo: args\[0\]: a lock cannot travel"):
+    with pytest.raises(kt.BundleError, match=r"^echo: args\[0\]: a lock cannot be pickled"):
         remote(threading.Lock())
     assert remote(1) == ((1,), {})
     counter = kt.cls(tasks.Counter).to(warm)

@@ -84,31 +84,31 @@ def test_values_round_trip():
 @pytest.mark.parametrize(
     ("value", "path", "why"),
     [
-        (threading.Lock(), "result", "a lock cannot travel; make it where it is used"),
-        ({"k": [1, {"lock": threading.Lock()}]}, "result['k'][1]['lock']", "a lock cannot travel"),
-        ([0, (1, threading.RLock())], "result[1][1]", "a lock cannot travel"),
-        (nest(threading.Lock(), 30), "result" + "[0]" * 30, "a lock cannot travel"),
-        ([Slotted(threading.Lock())], "result[0].thing", "a lock cannot travel"),
-        ([Frozen(threading.Lock())], "result[0][0]", "a lock cannot travel"),
-        (collections.deque([1, [threading.Lock()]]), "result[1][0]", "a lock cannot travel"),
-        (Discreet(a=1, b=[threading.Lock()]), "result['b'][0]", "a lock cannot travel"),
-        ({threading.Lock(): 1}, "a key of result", "a lock cannot travel"),
-        ((i for i in ()), "result", "a generator cannot travel; return list(...) of it"),
-        ({"g": (i for i in ())}, "result['g']", "a generator cannot travel"),
-        (Box(inner=Box(lock=threading.Lock())), "result.inner.lock", "a lock cannot travel"),
-        (Box(lock=threading.Lock()).method, "result.__self__.lock", "a lock cannot travel"),
-        (functools.partial(print, threading.Lock()), "result.args[0]", "a lock cannot travel"),
+        (threading.Lock(), "result", "a lock cannot be pickled; make it where it is used"),
+        ({"k": [1, {"lock": threading.Lock()}]}, "result['k'][1]['lock']", "a lock cannot be pickled"),
+        ([0, (1, threading.RLock())], "result[1][1]", "a lock cannot be pickled"),
+        (nest(threading.Lock(), 30), "result" + "[0]" * 30, "a lock cannot be pickled"),
+        ([Slotted(threading.Lock())], "result[0].thing", "a lock cannot be pickled"),
+        ([Frozen(threading.Lock())], "result[0][0]", "a lock cannot be pickled"),
+        (collections.deque([1, [threading.Lock()]]), "result[1][0]", "a lock cannot be pickled"),
+        (Discreet(a=1, b=[threading.Lock()]), "result['b'][0]", "a lock cannot be pickled"),
+        ({threading.Lock(): 1}, "a key of result", "a lock cannot be pickled"),
+        ((i for i in ()), "result", "a generator cannot be pickled; return list(...) of it"),
+        ({"g": (i for i in ())}, "result['g']", "a generator cannot be pickled"),
+        (Box(inner=Box(lock=threading.Lock())), "result.inner.lock", "a lock cannot be pickled"),
+        (Box(lock=threading.Lock()).method, "result.__self__.lock", "a lock cannot be pickled"),
+        (functools.partial(print, threading.Lock()), "result.args[0]", "a lock cannot be pickled"),
         (
             functools.partial(print, x=threading.Lock()),
             "result.keywords['x']",
-            "a lock cannot travel",
+            "a lock cannot be pickled",
         ),
         (
             functools.partial(Box(lock=threading.Lock()).method),
             "result.func.__self__.lock",
             "a lock",
         ),
-        (sys._getframe(), "result", "a stack frame cannot travel"),
+        (sys._getframe(), "result", "a stack frame cannot be pickled"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
@@ -149,7 +149,7 @@ def test_globals_that_a_function_uses():
     ):
         with pytest.raises(BundleError) as caught:
             pickling.dump(function, name="train")
-        assert caught.value.message.startswith(f"train uses {name!r}: a lock cannot travel")
+        assert caught.value.message.startswith(f"train uses {name!r}: a lock cannot be pickled")
 
 
 def test_a_function_that_closes_over_nothing_yet():
@@ -159,7 +159,7 @@ def test_a_function_that_closes_over_nothing_yet():
     def function():
         return later, lock
 
-    with pytest.raises(BundleError, match="train uses 'lock': a lock cannot travel"):
+    with pytest.raises(BundleError, match="train uses 'lock': a lock cannot be pickled"):
         pickling.dump(function, name="train")
     later = 1
     assert function() == (later, lock)
@@ -169,7 +169,7 @@ def test_deep_nesting_is_reported():
     deep: list = []
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(BundleError, match=r"^result is nested too deeply to travel"):
+    with pytest.raises(BundleError, match=r"^result is nested too deeply to be pickled"):
         pickling.dump(deep, name="result")
 
 
@@ -229,7 +229,7 @@ class Rude:
 
 
 def test_a_class_that_refuses():
-    with pytest.raises(BundleError, match=r"result\['r'\]: a Rude cannot travel") as caught:
+    with pytest.raises(BundleError, match=r"result\['r'\]: a Rude cannot be pickled") as caught:
         pickling.dump({"r": Rude()}, name="result")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 

@@ -26,7 +26,7 @@ _POLL_S = 0.02
 
 
 def run_worker(node: ClusterNode, report: ReportCluster) -> NoReturn:
-    """Run the worker of one node. Report its address, then serve. If it cannot start, report why and exit."""
+    """Run the worker of one node. Report its address, then serve. Exit if it cannot start."""
     version = python_ranks.find_version("torchmonarch")
     error = find_fault(version, node)
     if error:

@@ -157,7 +157,7 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def run_node(address: str, port: int, node: ClusterNode, report: ReportCluster) -> NoReturn:
-    """Run one node of a Ray cluster. Report its address, then serve. If it cannot start, report why and exit."""
+    """Run one node of a Ray cluster. Report its address, then serve. Exit if it cannot start."""
     version = python_ranks.find_version("ray")
     error = find_fault(version, node)
     if error:

@@ -97,18 +97,18 @@ def build_tensor(
 _MAX_DEPTH = 64
 _HEAP_TYPE = 1 << 9  # flag of a class that was defined in Python
 _WHAT = {
-    "generator": "a generator cannot travel; return list(...) of it",
-    "async_generator": "an async generator cannot travel; collect it into a list",
-    "coroutine": "a coroutine cannot travel; await it first",
-    "lock": "a lock cannot travel; make it where it is used",
-    "RLock": "a lock cannot travel; make it where it is used",
-    "TextIOWrapper": "an open file cannot travel; pass its path",
-    "BufferedReader": "an open file cannot travel; pass its path",
-    "BufferedWriter": "an open file cannot travel; pass its path",
-    "socket": "a socket cannot travel; connect where it is used",
-    "Thread": "a thread cannot travel",
-    "module": "this module cannot travel",
-    "frame": "a stack frame cannot travel",
+    "generator": "a generator cannot be pickled; return list(...) of it",
+    "async_generator": "an async generator cannot be pickled; collect it into a list",
+    "coroutine": "a coroutine cannot be pickled; await it first",
+    "lock": "a lock cannot be pickled; make it where it is used",
+    "RLock": "a lock cannot be pickled; make it where it is used",
+    "TextIOWrapper": "an open file cannot be pickled; pass its path",
+    "BufferedReader": "an open file cannot be pickled; pass its path",
+    "BufferedWriter": "an open file cannot be pickled; pass its path",
+    "socket": "a socket cannot be pickled; connect where it is used",
+    "Thread": "a thread cannot be pickled",
+    "module": "this module cannot be pickled",
+    "frame": "a stack frame cannot be pickled",
     "ProcessGroup": "a process group belongs to its rank; return plain values",
 }
 
@@ -124,20 +124,20 @@ def dump(
     try:
         _make_pickler(out, keep_aside).dump(value)
     except Exception as error:
-        raise cannot_travel(value, name, error) from error
+        raise make_pickling_error(value, name, error) from error
     return out.getvalue()
 
 
-def cannot_travel(value: Any, name: str, error: Exception) -> BundleError:
+def make_pickling_error(value: Any, name: str, error: Exception) -> BundleError:
     """Return the error for a value that could not be pickled."""
     if isinstance(error.__cause__ or error, RecursionError):  # cloudpickle wraps it
-        return BundleError(f"{name} is nested too deeply to travel")
+        return BundleError(f"{name} is nested too deeply to be pickled")
     path, why = explain_pickling(value, name)
     return BundleError(f"{path}: {why or error}", hint=_hint(why))
 
 
 def _hint(why: str) -> str:
-    return "" if why else "only values that can be pickled travel between processes"
+    return "" if why else "only values that can be pickled can be sent to other processes"
 
 
 def _make_pickler(
@@ -204,7 +204,7 @@ def explain_pickling(value: Any, name: str) -> tuple[str, str]:
         path, value = culprit
         seen.add(id(value))
     kind = type(value).__name__
-    return path, _WHAT.get(kind, "" if value is None else f"a {kind} cannot travel")
+    return path, _WHAT.get(kind, "" if value is None else f"a {kind} cannot be pickled")
 
 
 def _travels(value: Any) -> bool:

@@ -1,8 +1,8 @@
 """First order to an agent: its node and its plan. The client sends it over a socket pair.
 
-The lead's order carries the descriptor of the lock that the lead holds until it exits. The open socket pair is
-the client's first lease: the client counts as alive until it closes its end. Both ends are in this module so
-that they stay compatible.
+The lead's order carries the descriptor of the lock that the lead holds until it exits. The open socket pair
+is the client's first lease: the client counts as alive until it closes its end. Both ends are in this module
+so that they stay compatible.
 """
 
 from __future__ import annotations

@@ -108,10 +108,10 @@ def test_what_cannot_travel_is_named_by_its_path(on):
         return {"model": [1, {"lock": threading.Lock()}]}
 
     with pytest.raises(
-        wl.BundleError, match=r"result\['model'\]\[1\]\['lock'\]: a lock cannot travel"
+        wl.BundleError, match=r"result\['model'\]\[1\]\['lock'\]: a lock cannot be pickled"
     ):
         on.run(make)
-    with pytest.raises(wl.BundleError, match="a generator cannot travel"):
+    with pytest.raises(wl.BundleError, match="a generator cannot be pickled"):
         on.run(lambda: (i for i in range(3)))
 
 
@@ -124,7 +124,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_starts(on, home):
     def uses_lock():
         return lock.locked()
 
-    with pytest.raises(wl.BundleError, match="uses 'lock': a lock cannot travel"):
+    with pytest.raises(wl.BundleError, match="uses 'lock': a lock cannot be pickled"):
         on.run(uses_lock)
     assert not (home / "jobs").exists()
     assert not (home / "kubernetes").exists()

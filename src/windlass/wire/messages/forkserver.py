@@ -96,7 +96,10 @@ class ForkEvent(Message):
 
 
 class ModulesImported(ForkEvent, kind="ready"):
-    """The requested modules are imported. If `culprit` is set, it started threads, so ranks are spawned."""
+    """The requested modules are imported.
+
+    If `culprit` is set, that module started threads, so ranks are spawned instead of forked.
+    """
 
     modules: Sequence[str]
     missing: Mapping[str, str]

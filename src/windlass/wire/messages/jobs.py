@@ -108,7 +108,10 @@ class RankStarted(Message, kind="started"):
 
 
 class ImportsReady(Message, kind="ready"):
-    """The fork server has finished its imports. If `culprit` is set, it started threads, so ranks are spawned."""
+    """The fork server has finished its imports.
+
+    If `culprit` is set, that module started threads, so ranks are spawned instead of forked.
+    """
 
     is_complete: bool
     missing: Mapping[str, str]
