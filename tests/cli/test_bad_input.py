@@ -63,7 +63,7 @@ USAGE: list[tuple[list[str], str, str]] = [
 @pytest.mark.parametrize(
     ("words", "message", "hint"), USAGE, ids=[" ".join(words) for words, _, _ in USAGE]
 )
-def test_usage(windlass: Cli, home: Path, words: list[str], message: str, hint: str) -> None:
+def test_usage_errors(windlass: Cli, home: Path, words: list[str], message: str, hint: str) -> None:
     ran = windlass(*words)
     assert ran.code == 2, ran.err
     assert ran.out == ""

@@ -142,7 +142,7 @@ def test_without_a_verb_it_shows_its_help(local: Cli) -> None:
 
 
 @pytest.mark.long
-def test_a_call_is_a_job_to_every_verb(local: Cli, submit: Callable[..., list[str]]) -> None:
+def test_every_verb_accepts_a_call(local: Cli, submit: Callable[..., list[str]]) -> None:
     (call,) = submit("add")
     assert local("wait", call).code == 0
     found = local("status", call, "--json").json
@@ -221,8 +221,8 @@ def test_compute_describes_itself(local: Cli, submit: Callable[..., list[str]]) 
     assert "importing" not in why
     row = local("ls").out.splitlines()[1]
     assert row.split()[1:5] == ["nodes", "running", "2", "nodes"]
-    said = sorted(set(local("logs", "nodes").out.splitlines()))
-    assert {"[0/0] adding on 0", "[1/1] adding on 1"} <= set(said)
+    lines = sorted(set(local("logs", "nodes").out.splitlines()))
+    assert {"[0/0] adding on 0", "[1/1] adding on 1"} <= set(lines)
 
 
 @pytest.mark.cluster

@@ -37,8 +37,8 @@ def test_each_app_of_a_script_starts(local, project):
     assert [row[:2] for row in rows] == [["show-1", "app"], ["show-2", "app"]]
     for _, _, ref in rows:
         assert local("wait", ref).code == 0
-    said = sorted(local("logs", rows[1][2]).out.splitlines())
-    assert said == ["[0/0] node 0 of 2", "[1/1] node 1 of 2"]
+    lines = sorted(local("logs", rows[1][2]).out.splitlines())
+    assert lines == ["[0/0] node 0 of 2", "[1/1] node 1 of 2"]
 
 
 def test_one_by_name_as_json(local, project):

@@ -124,9 +124,9 @@ def test_flags_of_launchers_are_refused_and_translated(
     words = [f"{flag}={value}"] if equals and value else [flag, *([value] if value else [])]
     for argv in ([*words, "train.py"], ["train.py", *words], ["python", "train.py", *words]):
         assert main(["run", *argv, "--dry-run"]) == 2
-        said = capsys.readouterr().err
-        assert f"{f'{flag} {value}'.strip()} is a flag of {owner}" in said
-        assert instead in said
+        errors = capsys.readouterr().err
+        assert f"{f'{flag} {value}'.strip()} is a flag of {owner}" in errors
+        assert instead in errors
     # after the dashes, the flag belongs to the script
     assert main(["run", "train.py", "--dry-run", "--", *words]) == 0
 
@@ -167,9 +167,9 @@ def test_pod_flags_are_refused_without_pods(
     (folder / "train.py").write_text("def main(): ...\n")
     for target in ("train.py", "train.py::main"):
         assert main(["run", target, *words, "--dry-run"]) == 2
-        said = capsys.readouterr().err
-        assert f"{words[0]} is for pods, and the engine local has none" in said
-        assert "-e kubernetes" in said
+        errors = capsys.readouterr().err
+        assert f"{words[0]} is for pods, and the engine local has none" in errors
+        assert "-e kubernetes" in errors
 
 
 def test_pod_settings_in_a_project_file_are_accepted(

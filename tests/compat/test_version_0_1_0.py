@@ -130,7 +130,7 @@ def test_a_job_that_has_ended_gives_its_results(source, engine, tmp_path):
 
 
 @pytest.mark.long
-def test_a_compute_is_called_and_taken_down(source, engine, tmp_path, monkeypatch):
+def test_compute_is_called_and_removed(source, engine, tmp_path, monkeypatch):
     start(source, "compute", tmp_path / "project")
     monkeypatch.chdir(tmp_path / "project")
     monkeypatch.syspath_prepend(tmp_path / "project")

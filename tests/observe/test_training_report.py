@@ -141,8 +141,8 @@ def test_efficiency_is_of_steps_of_one_size(
     )
     assert rows[1].efficiency == (None if efficiency is None else pytest.approx(efficiency))
     remarks = [remark for remark in find_remarks(rows) if "no efficiency" in remark]
-    said = "four on 4 ranks has no efficiency: its steps have 800 tokens, those of one 100"
-    assert remarks == ([] if efficiency is not None else [said])
+    remark = "four on 4 ranks has no efficiency: its steps have 800 tokens, those of one 100"
+    assert remarks == ([] if efficiency is not None else [remark])
 
 
 def test_unterminated_and_deeply_nested_lines_are_skipped(tmp_path: Path) -> None:

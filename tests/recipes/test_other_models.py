@@ -36,9 +36,9 @@ def refuse(capsys, *words):
     with pytest.raises(SystemExit) as ended:
         main([*FLAGS, *words])
     assert ended.value.code == SpecError.exit_code
-    said = capsys.readouterr().err
-    assert "hint: " in said
-    return said
+    output = capsys.readouterr().err
+    assert "hint: " in output
+    return output
 
 
 def write_gpt(folder):
@@ -73,9 +73,9 @@ def test_run_cannot_resume_with_other_adapters(work, capsys):
     main([*FLAGS, *first, "--lora", "4"])
     assert "[MODEL] adapters of rank 4 on 14 layers: " in capsys.readouterr().out
     for words in ((), ("--lora", "8")):
-        said = refuse(capsys, *first, "--steps", "2", *words)
-        assert "--lora was 4 when step 1 was saved" in said
-        assert "--no-resume" in said
+        output = refuse(capsys, *first, "--steps", "2", *words)
+        assert "--lora was 4 when step 1 was saved" in output
+        assert "--no-resume" in output
 
 
 def test_model_without_causal_attention_is_refused(work, capsys):
@@ -86,8 +86,8 @@ def test_model_without_causal_attention_is_refused(work, capsys):
     BertForMaskedLM(config).save_pretrained(work / "bert")
     for path in (work / "m").glob("tokenizer*"):
         shutil.copy(path, work / "bert")
-    said = refuse(capsys, "--model-local-dir", "bert", "--steps", "1")
-    assert "this is not a causal language model" in said
+    output = refuse(capsys, "--model-local-dir", "bert", "--steps", "1")
+    assert "this is not a causal language model" in output
 
 
 @pytest.mark.long
@@ -164,8 +164,8 @@ def test_llama_without_safetensors_uses_hugging_face(work, capsys):
 def test_rows_longer_than_the_positions_of_a_model_are_refused(work, capsys):
     write_gpt(work / "gpt")
     words = ["--steps", "1", "--no-export", "--val-file", "none", "--length", "256"]
-    said = refuse(capsys, *words, "--model-local-dir", "gpt")
-    assert "rows have 256 tokens, but the model was made for 128" in said
+    output = refuse(capsys, *words, "--model-local-dir", "gpt")
+    assert "rows have 256 tokens, but the model was made for 128" in output
     config = json.loads((work / "m/config.json").read_text())
     config["max_position_embeddings"] = 128
     (work / "m/config.json").write_text(json.dumps(config))
@@ -177,21 +177,21 @@ def test_missing_weights_are_not_initialised(work, capsys):
     write_gpt(work / "gpt")
     config = json.loads((work / "gpt/config.json").read_text())
     (work / "gpt/config.json").write_text(json.dumps({**config, "n_layer": 3}))
-    said = refuse(capsys, "--steps", "1", "--model-local-dir", "gpt")
-    assert "lacks" in said
-    assert "transformer.h.2." in said
+    output = refuse(capsys, "--steps", "1", "--model-local-dir", "gpt")
+    assert "lacks" in output
+    assert "transformer.h.2." in output
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "output"),
     [
         ("config.json", '{"architectures": ["LlamaForCausalLM"]}', "config.json lacks"),
         ("tokenizer.json", "{}", "transformers cannot read the tokenizer in m"),
     ],
 )
-def test_incomplete_weights_file_is_named(work, capsys, name, text, said):
+def test_incomplete_weights_file_is_named(work, capsys, name, text, output):
     (work / "m" / name).write_text(text)
-    assert said in refuse(capsys, "--steps", "1")
+    assert output in refuse(capsys, "--steps", "1")
 
 
 @pytest.mark.parametrize(

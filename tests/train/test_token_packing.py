@@ -69,7 +69,7 @@ def test_labels_are_masked_as_the_shard_says(tmp_path: Path) -> None:
     assert row["labels"].tolist() == [-100, 2, -100, 4, -100, -100, 7, -100]
 
 
-def test_one_document_a_row(tmp_path: Path) -> None:
+def test_one_document_per_row(tmp_path: Path) -> None:
     rows = PackedTokens(make_shards(tmp_path, [3, 12, 2]), 8, is_packed=False)
     assert [int((rows[i]["document_ids"] == 0).sum()) for i in range(4)] == [3, 8, 4, 2]
     assert rows.report.utilisation == 17 / 32

@@ -36,10 +36,12 @@ def client(monkeypatch, tmp_path):
 
 def test_it_logs_where_jobs_run(client, capsys):
     TrainerClient()
-    said = capsys.readouterr().err.strip()
+    output = capsys.readouterr().err.strip()
     assert client.engine == "local"
-    assert said.startswith("windlass: TrainerClient uses the engine local (there is no kubeconfig")
-    assert "\n" not in said
+    assert output.startswith(
+        "windlass: TrainerClient uses the engine local (there is no kubeconfig"
+    )
+    assert "\n" not in output
 
 
 def test_guide_runs_verbatim(client, home, tmp_path):

@@ -45,7 +45,7 @@ def test_status_words(status, v1, v2):
     assert (name_v1(status), name_v2(status)) == (v1, v2)
 
 
-def test_every_phase_has_a_word():
+def test_every_phase_has_a_status():
     for phase in Phase:
         assert name_v1(make_status(phase)) in V1_WORDS | {"Unknown"}
         assert name_v2(make_status(phase)) in V2_WORDS | {"Unknown"}

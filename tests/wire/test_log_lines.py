@@ -34,7 +34,7 @@ def test_the_form_is_frozen():
     )
 
 
-def test_blanks_of_a_line_are_kept():
+def test_whitespace_of_a_line_is_kept():
     line = render_prefix(0, "stdout", FULL)
     assert read_record(line + b"  two  blanks  \r").data == b"  two  blanks  \r"
     assert read_record(line).data == b""

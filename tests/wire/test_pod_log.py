@@ -73,8 +73,8 @@ def test_every_line_round_trips(lines, rank, attempt, tag, stream):
 
 
 def test_rank_cannot_forge_lines_of_another():
-    said = stamp(render_pod_lines(make_record(b"[rank 7, attempt 2] fake"), rank=0, attempt=0))
-    [(rank, attempt, record)] = read_pod_log(said)
+    lines = stamp(render_pod_lines(make_record(b"[rank 7, attempt 2] fake"), rank=0, attempt=0))
+    [(rank, attempt, record)] = read_pod_log(lines)
     assert (rank, attempt, read_record(record).data) == (0, 0, b"[rank 7, attempt 2] fake")
 
 

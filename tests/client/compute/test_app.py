@@ -21,8 +21,8 @@ dist.init_process_group("gloo")
 total = torch.ones(1) * dist.get_rank()
 dist.all_reduce(total)
 world = (dist.get_rank(), dist.get_world_size(), int(os.environ["NODE_RANK"]), len(pod_ips()))
-said = ("world", *world, int(total), os.environ["MASTER_PORT"], os.environ["NPROC_PER_NODE"])
-print(" ".join(map(str, said)) + "\\n", end="")  # in one piece: torchrun's workers share a pipe
+words = ("world", *world, int(total), os.environ["MASTER_PORT"], os.environ["NPROC_PER_NODE"])
+print(" ".join(map(str, words)) + "\\n", end="")  # in one piece: torchrun's workers share a pipe
 dist.destroy_process_group()
 """
 SHOW = 'echo "$NNODES $NODE_RANK $PET_NNODES $PET_NODE_RANK $PET_MASTER_ADDR $NPROC_PER_NODE"'
@@ -70,9 +70,9 @@ def test_a_bare_torchrun_line_forms_one_world(engine, deploy, tmp_path, monkeypa
     job = deploy(app)
     assert job.id.startswith("ddp-training-")
     assert app.wait(150).phase.value == "succeeded", lines_of(app)
-    said = [line.split() for line in lines_of(app) if line.startswith("world")]
-    port = said[0][6]
-    assert said == [
+    words = [line.split() for line in lines_of(app) if line.startswith("world")]
+    port = words[0][6]
+    assert words == [
         ["world", str(rank), "4", str(rank // 2), "2", "6", port, "2"] for rank in range(4)
     ]
     assert (port == "29500") or engine == "local"

@@ -9,7 +9,7 @@ from windlass.kube.diagnosis.pod_scheduling import diagnose
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("text", "expected"),
     [
         (
             "ask for less with --gpus, --cpus or --nodes",
@@ -26,8 +26,8 @@ from windlass.kube.diagnosis.pod_scheduling import diagnose
         ("windlass doctor -e kubernetes shows what is free", None),
     ],
 )
-def test_flags_are_keywords(said, meant):
-    assert speak_python(said) == (meant or said)
+def test_flags_are_keywords(text, expected):
+    assert speak_python(text) == (expected or text)
 
 
 def test_hint_of_a_compute_that_does_not_fit():

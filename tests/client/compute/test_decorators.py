@@ -93,7 +93,7 @@ def test_after_deploy_calls_go_to_the_ranks(module):
     assert again("hello") == module.alone("hello") == ("hello", "1")
 
 
-def test_a_class_lives_on_its_ranks(module):
+def test_class_instance_stays_on_its_ranks(module):
     counter = module.Counter(5, step=2)
     assert counter.add() == [(7, 0, "0"), (7, 0, "1")]
     assert module.Counter.add(timeout=3) == [(9, 3, "0"), (9, 3, "1")]

@@ -99,7 +99,7 @@ def test_outdated_job_is_scaled_again():
     assert cluster.job == 3
 
 
-def test_others_that_never_stop():
+def test_other_clients_that_scale_forever():
     cluster, numbers = Cluster(1), itertools.cycle((2, 3))
     with pytest.raises(EngineError, match="other clients keep changing the number of nodes"):
         scale_to(lambda asked: cluster.ask_lead(asked) and next(numbers), cluster.grow, 1)

@@ -107,18 +107,18 @@ def test_unwritable_home_is_reported(tmp_path):
 def test_claim_is_created_once_and_kept(space):
     vol = make(name=f"vol-{secrets.token_hex(3)}")
     try:
-        (said,) = vol.ensure(space.api, 2)
-        assert said.startswith(f"created the claim {vol.name}, 1Gi")
+        (message,) = vol.ensure(space.api, 2)
+        assert message.startswith(f"created the claim {vol.name}, 1Gi")
         claim = space.api.get(PVCS, vol.name)
         assert "ownerReferences" not in claim["metadata"]
         assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
         assert vol.ensure(space.api, 2) == []
         other = make(name=vol.name, size="1024Mi", storage_class="another")
-        (said,) = other.ensure(space.api, 2)
-        assert "storage class" in said
-        assert "not another; it is used as it is" in said
-        (said,) = make(name=vol.name, size="2Gi").ensure(space.api, 2)
-        assert "with size 1Gi, not 2Gi" in said
+        (message,) = other.ensure(space.api, 2)
+        assert "storage class" in message
+        assert "not another; it is used as it is" in message
+        (message,) = make(name=vol.name, size="2Gi").ensure(space.api, 2)
+        assert "with size 1Gi, not 2Gi" in message
     finally:
         space.api.delete(PVCS, vol.name)
 
@@ -137,7 +137,7 @@ def test_claims_that_cannot_be_used_are_refused(space):
         with pytest.raises(wl.SpecError, match="exists as ReadWriteOnce") as caught:
             make(name=name).ensure(space.api, 2)
         assert "under another name" in caught.value.hint
-        (said,) = make(name=name).ensure(space.api, 1)
-        assert "access mode ReadWriteOnce, not ReadWriteMany" in said
+        (message,) = make(name=name).ensure(space.api, 1)
+        assert "access mode ReadWriteOnce, not ReadWriteMany" in message
     finally:
         space.api.delete(PVCS, name)

@@ -111,7 +111,7 @@ def test_relative_imports_of_a_package(write):
     assert choose_preload(script) == TORCH
 
 
-def test_the_compiler_is_left_to_the_ranks(write):
+def test_compiler_is_imported_by_the_ranks(write):
     ddp = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP"
     assert choose_preload(write(train=ddp)) == TORCH
     assert choose_preload(write(train="import model, torch", model="x = torch.compile")) == TORCH
