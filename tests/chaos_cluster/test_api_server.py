@@ -33,8 +33,8 @@ def test_training_continues_without_an_api_server(ground, testbed, gone_s):
         assert not wait_until(lambda: client.poll() is not None, timeout_s=gone_s), "it gave up"
         testbed.start_api_server()
         back_s = time.time()
-        said, connection = client.communicate(timeout=240)
-    assert client.returncode == 0, connection
+        out, err = client.communicate(timeout=240)
+    assert client.returncode == 0, err
     job = wl.attach(f"{ground.dialect.name}://{ground.api.namespace}/{job_id}")
     results = job.results(timeout_s=60)
     assert sorted(check_results(results, total=total)) == [0]
@@ -44,5 +44,5 @@ def test_training_continues_without_an_api_server(ground, testbed, gone_s):
     assert ground.uids(job_id) == before
     for step in range(5, total + 1, 5):
         # once per rank, so no line is lost or duplicated
-        assert said.count(f"step {step}\n") == 2, step
+        assert out.count(f"step {step}\n") == 2, step
     ground.check_object(job_id, is_complete=True)

@@ -42,9 +42,9 @@ def test_ctrl_c(ground):
         job = find_job(ground)
         wait_for_line(ground, job, "step 10")
         client.send_signal(signal.SIGINT)
-        _, said = client.communicate(timeout=60)
-    assert client.returncode == names.EXIT_INTERRUPTED, said
-    assert "Ctrl-C" in said
+        _, err = client.communicate(timeout=60)
+    assert client.returncode == names.EXIT_INTERRUPTED, err
+    assert "Ctrl-C" in err
     ground.wait_for_nothing(job)
 
 
@@ -53,8 +53,8 @@ def test_ctrl_c_before_the_pods_run(ground):
         job = find_job(ground)
         wait_for(lambda: len(ground.pods(job)) == 2, "its pods wait")
         client.send_signal(signal.SIGINT)
-        _, said = client.communicate(timeout=60)
-    assert client.returncode == names.EXIT_INTERRUPTED, said
+        _, err = client.communicate(timeout=60)
+    assert client.returncode == names.EXIT_INTERRUPTED, err
     ground.wait_for_nothing(job)
 
 

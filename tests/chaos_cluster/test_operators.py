@@ -85,5 +85,5 @@ def test_accepted_object_without_pods(ground, testbed):
         assert why.returncode == 0, why.stderr
         assert reason in why.stdout
         testbed.start_operator("jobset")
-        _, said = client.communicate(timeout=150)
-    assert client.returncode == 0, said
+        _, err = client.communicate(timeout=150)
+    assert client.returncode == 0, err

@@ -38,8 +38,8 @@ def find_trouble() -> str:
 
 
 def _read_kubeconfig() -> str:
-    said = subprocess.run([PROGRAM, "env"], capture_output=True, text=True, check=True).stdout
-    found = dict(word.split("=", 1) for word in shlex.split(said) if "=" in word)
+    printed = subprocess.run([PROGRAM, "env"], capture_output=True, text=True, check=True).stdout
+    found = dict(word.split("=", 1) for word in shlex.split(printed) if "=" in word)
     return found["KUBECONFIG"]
 
 

@@ -73,7 +73,7 @@ def test_abandoned_compute_is_removed_only_if_unchanged(tmp_path) -> None:
         (asked,) = [seen for seen in cluster.seen if seen.method == "DELETE"]
     assert asked.path.endswith("/jobs/gone-ab2cd")
     seen = asked.body["preconditions"]
-    assert seen == {"uid": "uid-of-gone-ab2cd", "resourceVersion": "7"}, "not if somebody came"
+    assert seen == {"uid": "uid-of-gone-ab2cd", "resourceVersion": "7"}, "not if it has changed"
 
 
 def test_compute_that_may_not_be_removed_is_listed(tmp_path) -> None:

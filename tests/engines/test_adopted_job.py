@@ -53,7 +53,7 @@ def engine(cluster: StoringCluster, settings: Settings) -> Iterator[ClusterEngin
 
 
 def put_job(cluster: StoringCluster, *conditions: str, suspend: bool = False) -> None:
-    said = [
+    rendered = [
         {"type": kind, "status": "True", "reason": f"PyTorchJob{kind}", "lastTransitionTime": AT}
         for kind in conditions
     ]
@@ -64,7 +64,7 @@ def put_job(cluster: StoringCluster, *conditions: str, suspend: bool = False) ->
             "runPolicy": {"suspend": suspend},
             "pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}},
         },
-        "status": {"conditions": said},
+        "status": {"conditions": rendered},
     }
     cluster.put("pytorchjobs", body)
 

@@ -129,7 +129,7 @@ def test_ray_job_has_the_pods_of_its_cluster_and_the_submitter(engine, cluster):
 
 
 @pytest.mark.parametrize(
-    ("said", "phase"),
+    ("fields", "phase"),
     [
         ({"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}, Phase.SUCCEEDED),
         ({"jobDeploymentStatus": "Failed", "jobStatus": "FAILED"}, Phase.FAILED),
@@ -137,8 +137,8 @@ def test_ray_job_has_the_pods_of_its_cluster_and_the_submitter(engine, cluster):
         ({"jobDeploymentStatus": "Initializing"}, Phase.PENDING),
     ],
 )
-def test_the_end_of_a_ray_job(engine, cluster, said, phase):
-    put_job(cluster, **said, reason="AppFailed", message="exit code 1\nlines", endTime=AT)
+def test_the_end_of_a_ray_job(engine, cluster, fields, phase):
+    put_job(cluster, **fields, reason="AppFailed", message="exit code 1\nlines", endTime=AT)
     status = engine.status(JOB)
     assert status.phase is phase
     if phase is Phase.FAILED:

@@ -125,15 +125,15 @@ def _run_killed(number: int, engine: str, namespace: str, folder: Path) -> bool:
         text=True,
     ) as client:
         assert client.stdout is not None
-        said = []
+        output = []
         try:
             for line in client.stdout:
-                said.append(line)
+                output.append(line)
                 if "up" in line.split():
                     return True
         finally:
             client.kill()
-    assert client.returncode == -9, "".join(said)
+    assert client.returncode == -9, "".join(output)
     return False
 
 

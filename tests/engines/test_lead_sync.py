@@ -124,13 +124,13 @@ def test_client_reconnects_after_every_break(tmp_path):
 
     async def visit(scene, client):
         for number in range(12):
-            await until(lambda: scene.lead_server._readers, "it is here")
+            await until(lambda: scene.lead_server._readers, "the client is connected")
             add(scene.folder, LOG, b"%d " % number * draw.randrange(1, 40_000))
             put(scene.folder, f"attempt-{number % 3}/rank-{number}.result", b"%d" % number)
             for _ in range(draw.randrange(4)):
                 await asyncio.sleep(0)
             client.cut()
-            await until(lambda: not scene.lead_server._readers, "it is gone")
+            await until(lambda: not scene.lead_server._readers, "the client is disconnected")
         put(scene.folder, names.STATUS_FILE, SUCCEEDED)
         await until(lambda: client.read(names.STATUS_FILE) == SUCCEEDED, "the last status")
         assert read_all(client.folder) == read_all(scene.folder)
@@ -248,7 +248,7 @@ def test_unreachable_is_set_until_the_lead_answers(tmp_path):
 def test_cancelling(tmp_path, now):
     async def visit(scene, client):
         client.sync.cancel(now=now, why="enough")  # whether it is connected by now or not
-        await until(lambda: scene.lead.stop.is_asked, "the lead has heard")
+        await until(lambda: scene.lead.stop.is_asked, "the lead has the order")
         stop = scene.lead.stop.verdict
         assert (stop.kind, stop.message, scene.lead.stop.now) == (
             FailureKind.CANCELLED,
@@ -272,7 +272,7 @@ def test_order_survives_a_broken_connection(tmp_path):
     async def visit(scene, client):
         await until(lambda: client.sync.is_up, "the client is connected")
         client.sync.cancel(now=False, why="enough")
-        await until(lambda: scene.lead.stop.is_asked, "the lead has heard")
+        await until(lambda: scene.lead.stop.is_asked, "the lead has the order")
         assert client.num_dials == 2
 
     run_with_client(tmp_path, visit, make=BreaksOnce)
@@ -289,7 +289,7 @@ def test_order_arrives_although_the_client_hangs_up(tmp_path):
         for _ in range(3):
             for link in scene.lead_server._links:
                 link.send({"type": "heartbeat"})
-        await until(lambda: scene.lead.stop.is_asked, "the lead has heard")
+        await until(lambda: scene.lead.stop.is_asked, "the lead has the order")
         assert scene.lead.stop.verdict.message == "and goodbye"
 
     run_with_client(tmp_path, visit)
@@ -322,7 +322,9 @@ def test_lead_notices_a_hangup_through_a_port_forward(tmp_path, monkeypatch):
         client.cut()
         await until(lambda: client.num_dials == 2 and client.sync.is_up, "it is up again")
         client.sync.let_go()
-        await until(lambda: not scene.lead_server._readers, "the lead has heard that it is gone")
+        await until(
+            lambda: not scene.lead_server._readers, "the lead knows that the client is gone"
+        )
         await until(lambda: not client.sync._thread.is_alive(), "its thread has ended")
 
     run_with_client(tmp_path, visit)
@@ -331,14 +333,14 @@ def test_lead_notices_a_hangup_through_a_port_forward(tmp_path, monkeypatch):
 def test_lease_survives_breaks_and_is_released_at_the_end(tmp_path):
     async def visit(scene, client):
         client.sync.hold_lease(True)
-        await until(lambda: scene.lead_server._num_leases == 1, "it holds a lease")
+        await until(lambda: scene.lead_server._num_leases == 1, "the client holds a lease")
         client.cut()
-        await until(lambda: client.num_dials > 1 and client.sync.is_up, "it has come back")
-        await until(lambda: scene.lead_server._num_leases == 1, "it still holds it, once")
+        await until(lambda: client.num_dials > 1 and client.sync.is_up, "the client is reconnected")
+        await until(lambda: scene.lead_server._num_leases == 1, "the client still holds one lease")
         client.sync.hold_lease(False)
-        await until(lambda: scene.lead_server._num_leases == 0, "it has let go")
+        await until(lambda: scene.lead_server._num_leases == 0, "the lease is released")
         client.sync.hold_lease(True)
-        await until(lambda: scene.lead_server._num_leases == 1, "it holds it again")
+        await until(lambda: scene.lead_server._num_leases == 1, "the client holds a lease again")
         await client.close()
         await until(
             lambda: scene.lead_server._num_leases == 0, "the lease ended with the connection"
@@ -364,7 +366,7 @@ def test_inputs_are_sent_to_a_lead_that_wants_them(tmp_path):
         await until(lambda: scene.lead.nodes.prepared() == [0], "the lead is prepared")
         assert scene.folder.payload.read_bytes() == data
         client.cut()
-        await until(lambda: client.num_dials > 1 and client.sync.is_up, "it has come back")
+        await until(lambda: client.num_dials > 1 and client.sync.is_up, "the client is reconnected")
         assert scene.folder.payload.read_bytes() == data
 
     run_with_client(tmp_path, visit, make_plan_with(data), is_ready=False)

@@ -230,7 +230,7 @@ def test_file_in_place_of_the_home(home, where):
 
 def test_client_judges_a_dead_lead(home):
     job = wl.submit(work.hang)
-    wait_for(lambda: job.status().nodes[0].pid is not None, "the lead is there")
+    wait_for(lambda: job.status().nodes[0].pid is not None, "the lead is running")
     os.kill(job.status().nodes[0].pid, signal.SIGKILL)
     with JobFolder(home / "jobs" / job.id).lead_lock.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)  # another client reads the status too
@@ -297,12 +297,12 @@ def test_job_on_a_full_disk_is_refused(small_disk):
 
 
 def test_logs_that_fill_the_disk_are_reported(small_disk):
-    def connection():
+    def write_much():
         for _ in range(3000):
             print("x" * 1000)
         return "done"
 
-    job = wl.submit(connection)
+    job = wl.submit(write_much)
     status = job.wait(60)
     warnings = [c for c in status.conditions if c.reason == "LogTruncated"]
     assert [c.message for c in warnings] == ["rank-0.log is incomplete: No space left on device"]

@@ -85,8 +85,8 @@ def read_texts(folder, path):
 
 def test_last_word_and_log_of_every_pod_are_read(tmp_path, folder):
     # the reader knows the work, including its arguments
-    said = render_status(replace(ENDED, work=""))
-    files = {names.STATUS_FILE: said, "attempt-0/rank-0.result": b"value"}
+    recorded = render_status(replace(ENDED, work=""))
+    files = {names.STATUS_FILE: recorded, "attempt-0/rank-0.result": b"value"}
     asked = read(
         tmp_path,
         folder,
@@ -108,12 +108,12 @@ def test_last_word_and_log_of_every_pod_are_read(tmp_path, folder):
 
 def test_long_last_word_is_requested_again(tmp_path, folder):
     value = random.Random(0).randbytes(600_000)
-    said = render_last_word({names.STATUS_FILE: STATUS, "attempt-0/rank-0.result": value})
-    num_lines = said.count(b"\n")
+    last_word = render_last_word({names.STATUS_FILE: STATUS, "attempt-0/rank-0.result": value})
+    num_lines = last_word.count(b"\n")
     assert num_lines > 50
-    end = b"".join(said.splitlines(keepends=True)[-50:])
+    end = b"".join(last_word.splitlines(keepends=True)[-50:])
     asked = read(
-        tmp_path, folder, [make_pod(0)], Answer(body=end), Answer(body=said), Answer(body=b"")
+        tmp_path, folder, [make_pod(0)], Answer(body=end), Answer(body=last_word), Answer(body=b"")
     )
     assert asked[1][1]["tailLines"] == str(num_lines + 50)
     assert folder.result(0, 0).read_bytes() == value
@@ -121,8 +121,8 @@ def test_long_last_word_is_requested_again(tmp_path, folder):
 
 def test_omitted_files_are_named(tmp_path, folder):
     files = {names.STATUS_FILE: STATUS, "attempt-0/rank-0.result": b"x" * 100}
-    said = render_last_word(files, max_bytes=10)
-    read(tmp_path, folder, [make_pod(0)], Answer(body=said), Answer(body=b""))
+    last_word = render_last_word(files, max_bytes=10)
+    read(tmp_path, folder, [make_pod(0)], Answer(body=last_word), Answer(body=b""))
     omitted = json.loads((folder.path / OMITTED_FILE).read_bytes())
     assert omitted == {"attempt-0/rank-0.result": 100}
 
@@ -133,8 +133,8 @@ def test_last_word_of_the_newest_lead_that_wrote_one_counts(tmp_path, folder):
         make_pod(0, "third", "2026-01-31T14:00:00Z"),
         make_pod(0, "first", "2026-01-31T12:00:00Z"),
     ]
-    said = Answer(body=render_last_word({names.STATUS_FILE: STATUS}))
-    asked = read(tmp_path, folder, pods, Answer(body=b"killed\n"), said, Answer(body=b""))
+    last_word = Answer(body=render_last_word({names.STATUS_FILE: STATUS}))
+    asked = read(tmp_path, folder, pods, Answer(body=b"killed\n"), last_word, Answer(body=b""))
     assert [pod for pod, _ in asked] == ["third", "second", "second", "third", "first"]
     assert folder.status.read_bytes() == STATUS
 
@@ -144,8 +144,8 @@ def test_existing_files_are_not_overwritten(tmp_path, folder):
     put(folder, "attempt-0/rank-0.result", b"whole")
     put(folder, names.STATUS_FILE, b'{"phase": "running"}')
     files = {names.STATUS_FILE: STATUS, "attempt-0/rank-0.result": b"half"}
-    said = Answer(body=render_last_word(files))
-    read(tmp_path, folder, [make_pod(0)], said, make_log(b"[rank 0] from the pod"))
+    last_word = Answer(body=render_last_word(files))
+    read(tmp_path, folder, [make_pod(0)], last_word, make_log(b"[rank 0] from the pod"))
     assert (folder.path / LOG_0).read_bytes() == b"copied from the node\n"
     assert folder.result(0, 0).read_bytes() == b"whole"
     assert folder.status.read_bytes() == STATUS  # the final status
@@ -153,8 +153,8 @@ def test_existing_files_are_not_overwritten(tmp_path, folder):
 
 def test_last_word_writes_only_expected_files(tmp_path, folder):
     files = {names.STATUS_FILE: STATUS, "../outside": b"x", "plan.json": b"x", "/etc/x": b"x"}
-    said = Answer(body=render_last_word(files))
-    read(tmp_path, folder, [make_pod(0)], said, Answer(body=b""))
+    last_word = Answer(body=render_last_word(files))
+    read(tmp_path, folder, [make_pod(0)], last_word, Answer(body=b""))
     assert [path.name for path in folder.path.iterdir()] == [names.STATUS_FILE]
     assert not (tmp_path / "outside").exists()
 
@@ -170,14 +170,14 @@ def test_missing_pod_does_not_affect_others(tmp_path, folder, caplog):
 def test_missing_lead_does_not_affect_an_earlier_one(tmp_path, folder):
     pods = [make_pod(0, "first", "2026-01-31T12:00:00Z"), make_pod(0, "second")]
     pods[1]["metadata"]["creationTimestamp"] = "2026-01-31T14:00:00Z"
-    said = Answer(body=render_last_word({names.STATUS_FILE: STATUS}))
-    read(tmp_path, folder, pods, GONE, said, Answer(body=b""))
+    last_word = Answer(body=render_last_word({names.STATUS_FILE: STATUS}))
+    read(tmp_path, folder, pods, GONE, last_word, Answer(body=b""))
     assert folder.status.read_bytes() == STATUS
 
 
 def test_missing_right_to_read_logs_raises(tmp_path, folder):
-    said = 'pods "pod-0" is forbidden: User "u" cannot get resource "pods/log" in API group ""'
-    answer = refuse(403, "Forbidden", f'{said} in the namespace "space"')
+    reason = 'pods "pod-0" is forbidden: User "u" cannot get resource "pods/log" in API group ""'
+    answer = refuse(403, "Forbidden", f'{reason} in the namespace "space"')
     with pytest.raises(Forbidden):
         read(tmp_path, folder, [make_pod(0)], answer)
 
@@ -193,8 +193,8 @@ def left(folder):
 
 def test_logs_are_read_only_on_request(tmp_path, folder):
     """A job with a thousand pods has a thousand logs, but its status needs only one."""
-    said = Answer(body=render_last_word({names.STATUS_FILE: STATUS}))
-    with serve(said, make_log(b"[rank 0] hello"), make_log(b"[rank 1] hello")) as server:
+    last_word = Answer(body=render_last_word({names.STATUS_FILE: STATUS}))
+    with serve(last_word, make_log(b"[rank 0] hello"), make_log(b"[rank 1] hello")) as server:
         api = connect_to(server.url, tmp_path, retry_for_s=0.0)
         read_them(api, [make_pod(0), make_pod(1)], folder)
         assert len(server.seen) == 1

@@ -145,15 +145,15 @@ def test_reason_of_a_job_that_never_started(tmp_path):
 def test_outage_and_its_end_are_each_reported_once(tmp_path, monkeypatch, away_s):
     """The client has no terminal. A very short outage is not reported."""
     monkeypatch.setattr(cluster_job, "_AWAY_S", away_s)
-    connection = io.StringIO()
-    shown = LiveView(out=io.StringIO(), messages=connection)
+    messages = io.StringIO()
+    shown = LiveView(out=io.StringIO(), messages=messages)
     with fake_cluster() as cluster:
         cluster.objects = {"jobs": [make_fake_job(PLAN.job_id)]}
         with looking(cluster, tmp_path) as view:
 
             def count(text):
                 shown.show(view.status(), ())
-                return connection.getvalue().count(text)
+                return messages.getvalue().count(text)
 
             assert count("cannot reach") == 0
             cluster.go_away()
@@ -169,7 +169,7 @@ def test_outage_and_its_end_are_each_reported_once(tmp_path, monkeypatch, away_s
             wait_for(lambda: view._watch.snapshot().outage is None, "it is seen to be back")
             for _ in range(20):
                 assert count("the API server answers again after") == is_reported
-    assert connection.getvalue().count("\n") == 2 * is_reported, connection.getvalue()
+    assert messages.getvalue().count("\n") == 2 * is_reported, messages.getvalue()
 
 
 def test_full_disk_at_the_end_raises_and_the_outcome_is_read_later(tmp_path, room):

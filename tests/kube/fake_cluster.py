@@ -93,11 +93,13 @@ def fake_cluster() -> AbstractContextManager[FakeCluster]:
 
 def make_fake_job(name: str, *conditions: Object, at: str = "2026-01-31T12:00:00Z") -> Object:
     """Return a Job with these conditions, all true since `at`."""
-    said = [{"status": "True", "lastTransitionTime": at, **condition} for condition in conditions]
+    rendered = [
+        {"status": "True", "lastTransitionTime": at, **condition} for condition in conditions
+    ]
     return {
         "metadata": {"name": name, "uid": "j", "creationTimestamp": at},
         "spec": {"parallelism": 1},
-        "status": {"conditions": said},
+        "status": {"conditions": rendered},
     }
 
 

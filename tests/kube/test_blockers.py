@@ -208,7 +208,7 @@ def test_hint_for_a_moving_tag(tag: str, has_hint: bool) -> None:
     pod = {"metadata": {"name": "a"}, "spec": spec, "status": {"containerStatuses": [status]}}
     found = diagnose_container(pod)
     assert found is not None
-    assert ("its tag may move" in found.hint) is has_hint
+    assert ("a tag that can move" in found.hint) is has_hint
 
 
 def test_runtime_error_is_not_blamed_on_the_image() -> None:

@@ -187,13 +187,13 @@ ALONE = [dialect for dialect in DIALECTS if dialect.prerequisite is None]
 @pytest.mark.parametrize("with_egress", [False, True])
 def test_api_server_accepts_every_object(namespace, dialect, name, with_egress):
     documents = render_documents(dialect, PLANS[name], FILES, submit="s1", with_egress=with_egress)
-    said = kubectl(
+    output = kubectl(
         *("apply", "-n", namespace, "--server-side", "--dry-run=server", "--validate=strict"),
         *("-f", "-"),
         given=documents,
     )
-    assert said.count("serverside-applied (server dry run)") == len(documents)
-    assert "Warning" not in said  # restricted Pod Security warns about templates
+    assert output.count("serverside-applied (server dry run)") == len(documents)
+    assert "Warning" not in output  # restricted Pod Security warns about templates
 
 
 @pytest.mark.cluster
@@ -202,5 +202,5 @@ def test_pods_are_admitted_under_restricted_pod_security(namespace, name):
     template = make_job(PLANS[name], files=FILES.names)["spec"]["template"]
     metadata = {**template["metadata"], "name": "pod"}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
-    said = kubectl("create", "-n", namespace, "--dry-run=server", "-f", "-", given=[pod])
-    assert "pod/pod created (server dry run)" in said
+    output = kubectl("create", "-n", namespace, "--dry-run=server", "-f", "-", given=[pod])
+    assert "pod/pod created (server dry run)" in output

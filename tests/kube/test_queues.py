@@ -22,27 +22,27 @@ JOB = {
 }
 
 
-def ask(said: str = "", **more: Any) -> Blocker:
+def read_blocker(message: str = "", **more: Any) -> Blocker:
     event = {
         "reason": "Pending",
-        "message": said,
+        "message": message,
         "involvedObject": {"kind": "Workload", "name": "job-a-1a2b3"},
     }
-    (found,) = find_blockers(JOB, [], [event] if said else [], **more)
+    (found,) = find_blockers(JOB, [], [event] if message else [], **more)
     return found
 
 
 @pytest.mark.parametrize(
-    ("said", "words", "flag"),
+    ("message", "words", "flag"),
     [
         (
             OVER.format("cpu", "f", "8", "1"),
-            "8 cpu in all, but the queue's whole quota is 1",
+            "8 cpu in all, but the queue's total quota is 1",
             "--cpus",
         ),
         (
             "insufficient quota for memory in flavor f, request > maximum capacity (8Gi > 2Gi)",
-            "8Gi memory in all, but the queue's whole quota is 2Gi",
+            "8Gi memory in all, but the queue's total quota is 2Gi",
             "--memory",
         ),
         (
@@ -57,8 +57,8 @@ def ask(said: str = "", **more: Any) -> Blocker:
         ),
     ],
 )
-def test_request_above_the_whole_quota_never_starts(said: str, words: str, flag: str) -> None:
-    found = ask(HEAD + said)
+def test_request_above_the_whole_quota_never_starts(message: str, words: str, flag: str) -> None:
+    found = read_blocker(HEAD + message)
     assert (found.reason, found.is_hopeless) == (QUEUE_TOO_SMALL, True)
     assert found.message.startswith('it will never start in the queue "team": ')
     assert words in found.message
@@ -66,30 +66,30 @@ def test_request_above_the_whole_quota_never_starts(said: str, words: str, flag:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         BUSY.format("cpu", "f"),
         f"{OVER.format('cpu', 'small', '8', '1')}, {BUSY.format('cpu', 'big')}",
         "something that nobody knows",
     ],
 )
-def test_job_waits_if_the_quota_is_only_in_use(said: str) -> None:
-    found = ask(HEAD + said)
+def test_job_waits_if_the_quota_is_only_in_use(message: str) -> None:
+    found = read_blocker(HEAD + message)
     assert (found.reason, found.is_hopeless) == (NOT_ADMITTED, False)
-    assert found.message == f'it waits in the queue "team": {HEAD}{said}'
+    assert found.message == f'it waits in the queue "team": {HEAD}{message}'
 
 
 def test_missing_queue() -> None:
-    found = ask(queues=["b", "a"])
+    found = read_blocker(queues=["b", "a"])
     assert (found.reason, found.is_hopeless) == (QUEUE_MISSING, True)
     assert found.message == 'there is no queue "team" in the job\'s namespace; there are: a, b'
-    many = ask(queues=[f"q{n:02}" for n in range(20)])
+    many = read_blocker(queues=[f"q{n:02}" for n in range(20)])
     assert many.message.endswith("q07 and 12 more")
-    none = ask(queues=[])
+    none = read_blocker(queues=[])
     assert none.message.endswith("; there are none")
     assert "Kueue" in none.hint
 
 
 def test_existing_queue_and_queues_that_may_not_be_listed() -> None:
-    assert ask(queues=["team"]).reason == NOT_ADMITTED
-    assert ask(queues=None).message == 'it waits in the queue "team"'
+    assert read_blocker(queues=["team"]).reason == NOT_ADMITTED
+    assert read_blocker(queues=None).message == 'it waits in the queue "team"'

@@ -32,7 +32,7 @@ def new_namespace(**labels: str) -> Iterator[Api]:
     api = connect(namespace=name)
     api.create(NAMESPACES, {"metadata": {"name": name, "labels": labels}})
     try:
-        wait_for(lambda: has_account(api), f"the default account of {name} is there")
+        wait_for(lambda: has_account(api), f"the default account of {name} exists")
         yield api
     finally:
         assert api.delete(NAMESPACES, name)
@@ -47,7 +47,9 @@ def make_user(api: Api, rules: list[dict[str, Any]]) -> str:
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
     api.create(_BINDINGS, {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]})
     # the API server's caches do not know a new Role immediately
-    wait_for(lambda: all(_is_allowed(api, name, rule) for rule in rules), "the rights are had", 30)
+    wait_for(
+        lambda: all(_is_allowed(api, name, rule) for rule in rules), "the user has the rights", 30
+    )
     path = SERVICE_ACCOUNTS.path(namespace=api.namespace, name=name, part="token")
     token: str = api.request("POST", path, body={"spec": {}})["status"]["token"]
     return token

@@ -74,7 +74,7 @@ class Ran:
 
     folder: Path
     code: int  # exit code of the launcher
-    connection: str  # output of the launcher itself, both streams
+    output: str  # output of the launcher itself, both streams
     out: tuple[bytes, ...]  # by rank, of the last attempt
     err: tuple[bytes, ...]
     verdict: dict[str, Any] | None  # windlass only
@@ -86,7 +86,7 @@ class Ran:
     def seen(self, name: str) -> Any:
         """Return the JSON that a rank wrote, with the folder's name replaced."""
         path = self.project / f"{name}.json"
-        assert path.exists(), f"no {path.name}: {self.connection}\n{b''.join(self.err).decode()}"
+        assert path.exists(), f"no {path.name}: {self.output}\n{b''.join(self.err).decode()}"
         return json.loads(self.neutral(path.read_text()))
 
     def neutral(self, text: str) -> str:
@@ -188,9 +188,9 @@ def _stop(process: subprocess.Popen[bytes], launch: Launch, project: Path) -> No
 def _read(launch: Launch, folder: Path) -> Ran:
     code = json.loads((folder / "ended.json").read_text())["code"]
     streams = (folder / "out").read_bytes(), (folder / "err").read_bytes()
-    connection = b"\n".join(streams).decode(errors="backslashreplace")
+    output = b"\n".join(streams).decode(errors="backslashreplace")
     if launch.how == "python":
-        return Ran(folder, code, connection, streams[:1], streams[1:], None)
+        return Ran(folder, code, output, streams[:1], streams[1:], None)
     if launch.how == "torchrun":
         last = sorted(folder.glob("log/*/attempt_*"))[-1]
         ranks = [last / str(rank) for rank in range(launch.num_ranks)]
@@ -198,15 +198,15 @@ def _read(launch: Launch, folder: Path) -> Ran:
             tuple((rank / f"{name}.log").read_bytes() for rank in ranks)
             for name in ("stdout", "stderr")
         )
-        return Ran(folder, code, connection, out, err, None)
+        return Ran(folder, code, output, out, err, None)
     jobs = list(folder.glob("home/jobs/*"))
     if not jobs:  # the launch was refused
-        return Ran(folder, code, connection, (b"",), (b"",), None)
+        return Ran(folder, code, output, (b"",), (b"",), None)
     status = json.loads((jobs[0] / "status.json").read_text())
     last = jobs[0] / f"attempt-{status['attempt']}"
     logs = [(last / f"rank-{rank}.log").read_bytes() for rank in range(launch.num_ranks)]
     out, err = (tuple(_join(log, stream) for log in logs) for stream in ("stdout", "stderr"))
-    return Ran(folder, code, connection, out, err, status["verdict"])
+    return Ran(folder, code, output, out, err, status["verdict"])
 
 
 def _join(log: bytes, stream: str) -> bytes:

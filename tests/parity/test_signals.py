@@ -24,7 +24,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_every_rank(launch, side):
     assert saved == [
         *("saved-0-KeyboardInterrupt.txt", "saved-0-finally.txt"),
         *("saved-1-KeyboardInterrupt.txt", "saved-1-finally.txt"),
-    ], ran.connection
+    ], ran.output
     assert ran.code != 0
 
 
@@ -33,7 +33,7 @@ def test_sigterm_reaches_the_handlers_of_every_rank(launch, side):
     assert saved == [
         *("saved-0-SIGTERM handler.txt", "saved-0-finally.txt"),
         *("saved-1-SIGTERM handler.txt", "saved-1-finally.txt"),
-    ], ran.connection
+    ], ran.output
     assert ran.code != 0
 
 

@@ -94,10 +94,10 @@ def test_why_prints_the_blocker(strict: Ground) -> None:
     job = wl.submit(["true"], service_account="nobody")
     wait_for(lambda: bool(_blockers(job)), "a blocker is named", SOON_S)
     command = [sys.executable, "-m", "windlass.cli.main", "why", str(job.ref)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert said.returncode == 0, said.stderr
-    assert 'no service account "nobody"' in said.stdout.splitlines()[0]
-    assert "next: correct --service-account" in said.stdout
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert 'no service account "nobody"' in ran.stdout.splitlines()[0]
+    assert "next: correct --service-account" in ran.stdout
     with pytest.raises(wl.SpecError, match=f"{job.id} is still pending"):
         job.remove()
 

@@ -71,8 +71,8 @@ def test_every_export_can_be_applied(admin: Ground, kubectl: str, way: str, name
     if missing := kinds - served:
         pytest.skip(f"the cluster does not serve {missing}")
     try:
-        said = call(kubectl, "apply", *WAYS[way], "-n", space, "-f", "-", given=text)
-        assert len(said.splitlines()) == len(documents)
+        applied = call(kubectl, "apply", *WAYS[way], "-n", space, "-f", "-", given=text)
+        assert len(applied.splitlines()) == len(documents)
     finally:
         call(kubectl, "delete", "-n", space, "-f", "-", "--wait=false", given=text)
 

@@ -47,8 +47,8 @@ def job(plain: Ground) -> wl.Job:
     """Submit two nodes that all-reduce until they are stopped."""
     job = wl.submit("training.py::reduce_on", nodes=2)
     wait_for_steps(job, 3)
-    said = {line.text for line in job.logs() if line.stream == "stdout"}
-    assert said == {f"store at {STORE}"}
+    printed = {line.text for line in job.logs() if line.stream == "stdout"}
+    assert printed == {f"store at {STORE}"}
     return job
 
 

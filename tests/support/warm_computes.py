@@ -143,7 +143,7 @@ class Client:
         """Return the next line that the process prints."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline().rstrip("\n")
-        assert line, f"the client said nothing: {self.process.communicate(timeout=WAIT_S)}"
+        assert line, f"the client printed nothing: {self.process.communicate(timeout=WAIT_S)}"
         return line
 
     def finish(self) -> str:

@@ -27,7 +27,7 @@ from windlass.wire.status import Phase, make_first_status, render_status
 
 def test_job_without_a_lead_is_cancelled_by_deleting_it(engine, cluster, dialect) -> None:
     ref = submit(engine, dialect)
-    wait_for_status(engine, ref, lambda status: not status.phase.is_final, "it is there")
+    wait_for_status(engine, ref, lambda status: not status.phase.is_final, "the job exists")
     engine.cancel(ref, why="enough")
     status = wait_for_status(engine, ref, lambda status: status.phase.is_final, "it has ended")
     assert (status.phase, status.verdict.message) == (Phase.CANCELLED, "enough")

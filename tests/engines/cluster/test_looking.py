@@ -22,14 +22,14 @@ from windlass.wire.status import Phase
 def test_blocker_is_in_the_status(engine, cluster, dialect) -> None:
     ref = submit(engine, dialect)
     pod = make_pod(cluster, dialect)
-    said = {
+    condition = {
         "type": "PodScheduled",
         "status": "False",
         "reason": "Unschedulable",
         "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
         "lastTransitionTime": "2026-01-31T12:00:00Z",
     }
-    cluster.put("pods", {**pod, "status": {"phase": "Pending", "conditions": [said]}})
+    cluster.put("pods", {**pod, "status": {"phase": "Pending", "conditions": [condition]}})
     status = wait_for_status(
         engine,
         ref,
@@ -43,8 +43,8 @@ def test_foreign_pods_are_ignored(engine, cluster, dialect) -> None:
     ref = submit(engine, dialect)
     own, strangers = make_pod(cluster, dialect), make_pod(cluster, dialect, index=1)
     # each dialect checks one of the two
-    somebody = {"uid": "somebody-else", "name": "somebody-else"}
-    strangers["metadata"]["ownerReferences"][0] |= somebody
+    other = {"uid": "other", "name": "other"}
+    strangers["metadata"]["ownerReferences"][0] |= other
     cluster.put("pods", strangers, own)
     engine.status(ref)
     watch = engine._views[ref.job_id]._watch
@@ -54,7 +54,7 @@ def test_foreign_pods_are_ignored(engine, cluster, dialect) -> None:
 
 def test_deleted_job_is_cancelled(engine, cluster, dialect) -> None:
     ref = submit(engine, dialect)
-    wait_for_status(engine, ref, lambda status: not status.phase.is_final, "it is there")
+    wait_for_status(engine, ref, lambda status: not status.phase.is_final, "the job exists")
     wait_for(lambda: engine._views[ref.job_id]._watch.job is not None, "it was seen")
     cluster.put(dialect.kind.plural)
     status = wait_for_status(engine, ref, lambda status: status.phase.is_final, "it has ended")
@@ -67,9 +67,9 @@ def test_failed_object_ends_its_job(cluster, tmp_path) -> None:
     with closing_engine(KUBERNETES, tmp_path) as engine:
         ref = submit(engine, KUBERNETES)
         job = main_of(cluster, KUBERNETES)
-        said = {"type": "Failed", "status": "True", "reason": "MaxFailedIndexesExceeded"}
-        said |= {"message": "has failed", "lastTransitionTime": "2026-01-31T12:00:00Z"}
-        cluster.put("jobs", {**job, "status": {"conditions": [said]}})
+        condition = {"type": "Failed", "status": "True", "reason": "MaxFailedIndexesExceeded"}
+        condition |= {"message": "has failed", "lastTransitionTime": "2026-01-31T12:00:00Z"}
+        cluster.put("jobs", {**job, "status": {"conditions": [condition]}})
         status = wait_for_status(engine, ref, lambda status: status.phase.is_final, "it has ended")
     assert status.phase is Phase.FAILED
     assert "MaxFailedIndexesExceeded: has failed" in status.verdict.message

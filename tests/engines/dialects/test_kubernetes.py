@@ -17,8 +17,10 @@ AT = "1970-01-01T00:01:40Z"
 
 
 def make_job(*conditions: dict[str, Any], suspend: bool = False, **counts: int) -> dict[str, Any]:
-    said = [{"status": "True", "lastTransitionTime": AT, **condition} for condition in conditions]
-    return {"spec": {"suspend": suspend}, "status": {"conditions": said, **counts}}
+    rendered = [
+        {"status": "True", "lastTransitionTime": AT, **condition} for condition in conditions
+    ]
+    return {"spec": {"suspend": suspend}, "status": {"conditions": rendered, **counts}}
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,10 @@ def container_of(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_job(*conditions: dict[str, Any], suspend: bool = False, **counts: int) -> dict[str, Any]:
-    said = [{"status": "True", "lastTransitionTime": AT, **condition} for condition in conditions]
-    status = {"conditions": said, "replicaStatuses": {"Worker": counts}}
+    rendered = [
+        {"status": "True", "lastTransitionTime": AT, **condition} for condition in conditions
+    ]
+    status = {"conditions": rendered, "replicaStatuses": {"Worker": counts}}
     return {"spec": {"runPolicy": {"suspend": suspend}}, "status": status}
 
 

@@ -64,7 +64,9 @@ def test_user_error_fails_the_pytorchjob(api, shared, nodes):
     with pytest.raises(ValueError, match="the user's"):
         job.results()
     wait_for(lambda: is_complete(api, job.id) is False, "the PyTorchJob is Failed")
-    wait_for(lambda: exit_codes(api, job.id) == [names.EXIT_FAILED_WORK] * 2, "its pods say so")
+    wait_for(
+        lambda: exit_codes(api, job.id) == [names.EXIT_FAILED_WORK] * 2, "its pods have failed"
+    )
     after = pods_of(api, job.id)
     assert {n: p["metadata"]["uid"] for n, p in after.items()} == {
         n: p["metadata"]["uid"] for n, p in before.items()

@@ -49,8 +49,8 @@ def env_of(template: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_cluster(*conditions: str, suspend: bool = False, **status: Any) -> dict[str, Any]:
-    said = [{"type": condition, "status": "True"} for condition in conditions]
-    return {"spec": {"suspend": suspend}, "status": {"conditions": said, **status}}
+    rendered = [{"type": condition, "status": "True"} for condition in conditions]
+    return {"spec": {"suspend": suspend}, "status": {"conditions": rendered, **status}}
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def own_runtime(space: Space, dialect: Dialect) -> Iterator[dict[str, Any]]:
 def test_whole_life_of_a_job(dialect, space, own_runtime):
     user = connect(namespace=space.namespace, engine=dialect.name)
     # the API server's caches do not know a new Role immediately
-    wait_for(lambda: check_access(user, rights=dialect.rights) == [], "the rights are had", 30)
+    wait_for(lambda: check_access(user, rights=dialect.rights) == [], "the user has the rights", 30)
     job = wl.submit(["sh", "-c", "echo here"], **own_runtime)
     assert job.wait(120).phase is Phase.SUCCEEDED
     assert [line.text for line in job.logs()] == ["here"]

@@ -53,8 +53,10 @@ def make_source(**changes: Any) -> dict[str, Any]:
 
 
 def make_job(*conditions: dict[str, Any], suspend: bool = False, **counts: int) -> dict[str, Any]:
-    said = [{"status": "True", "lastTransitionTime": AT, **condition} for condition in conditions]
-    status = {"conditions": said, "jobsStatus": [{"name": "node", **counts}]}
+    rendered = [
+        {"status": "True", "lastTransitionTime": AT, **condition} for condition in conditions
+    ]
+    status = {"conditions": rendered, "jobsStatus": [{"name": "node", **counts}]}
     return {"spec": {"suspend": suspend}, "status": status}
 
 

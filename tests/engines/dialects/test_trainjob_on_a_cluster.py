@@ -80,7 +80,7 @@ def reasons_of(job: wl.Job) -> set[str]:
 
 def test_missing_queue_is_named(api):
     job = wl.submit(["true"], queue="nowhere")
-    wait_for(lambda: QUEUE_MISSING in reasons_of(job), "its status says so")
+    wait_for(lambda: QUEUE_MISSING in reasons_of(job), "its status has the reason")
     assert api.get(TRAIN_JOBS, job.id)["spec"]["suspend"] is True
     assert pods_of(api, job.id) == {}
 
@@ -95,7 +95,7 @@ def test_message_of_the_webhook_is_shown_and_nothing_is_left(api):
 
 def test_message_of_the_operator_is_shown(api):
     job = wl.submit(["true"], patch=json.dumps({"spec": {"restartPolicy": "Always"}}))
-    wait_for(lambda: OPERATOR_IDLE in reasons_of(job), "its status says so")
+    wait_for(lambda: OPERATOR_IDLE in reasons_of(job), "its status has the reason")
     (idle,) = [c for c in job.status().conditions if c.reason == OPERATOR_IDLE]
     assert idle.message.startswith("Kubeflow Trainer has not made the pods of TrainJob")
     assert "restartPolicy" in idle.message
