@@ -370,7 +370,7 @@ def test_user_objects_need_trust(tmp_path, alone):
         Checkpoints(tmp_path / "run", is_async=False, context=alone).save(state, step=1, facts={})
     trusting = Checkpoints(tmp_path / "run", is_async=False, context=alone, trust_checkpoint=True)
     trusting.save(state, step=1, facts={})
-    with pytest.raises(SpecError, match=r"own~ holds a pickled object(.|\n)*--trust-checkpoint"):
+    with pytest.raises(SpecError, match=r"own~ contains a pickled object(.|\n)*--trust-checkpoint"):
         Checkpoints(tmp_path / "run", is_async=False, context=alone).load(state)
     assert not mark.exists()
     trusting.load(state)
@@ -412,7 +412,7 @@ def test_old_entries_find_classes_in_moved_modules(kind, name, allow_pickle):
 
 def test_old_entries_execute_no_code(tmp_path):
     mark = tmp_path / "mark"
-    with pytest.raises(NeedsTrustError, match=r"own~ holds a .*mkdir"):
+    with pytest.raises(NeedsTrustError, match=r"own~ contains a .*mkdir"):
         load_entry(pickle.dumps({"a": Touch(mark)}), name="own~", allow_pickle=False)
     assert not mark.exists()
     number = load_entry(pickle.dumps(numpy.float64(2.5)), name="own~", allow_pickle=False)

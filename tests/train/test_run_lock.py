@@ -173,7 +173,7 @@ def test_attempt_presumed_dead_publishes_nothing(tmp_path, alone, monkeypatch, c
     live = Checkpoints(run, is_async=False, context=dataclasses.replace(alone, attempt=1))
     live.save(fill(make_state(), 2), step=2, facts={})
     assert ("taking the run over" in caplog.text) == ("://" not in run)
-    with pytest.raises(EngineError, match=r"attempt 1 of job job-1, .* has taken it over"):
+    with pytest.raises(EngineError, match=r"attempt 1 of job job-1, .* has taken over"):
         stale.save(fill(make_state(), 3), step=3, facts={})
     stale.mark_best(1, 0.5)
     assert not (tmp_path / "run/best.json").exists()

@@ -287,7 +287,7 @@ def test_the_loop_fits_one_screen():
     ("before", "after", "message"),
     [
         ({}, {"optimizer": "sgd"}, "the optimizer was AdamW when step 3 was saved"),
-        ({"scheduler": lambda o: StepLR(o, 3)}, {}, "Schedule cannot take the 'scheduler'"),
+        ({"scheduler": lambda o: StepLR(o, 3)}, {}, "Schedule cannot load the 'scheduler'"),
     ],
 )
 def test_other_optimizer_or_scheduler_cannot_resume(tmp_path, before, after, message):

@@ -2,16 +2,16 @@
 
     from windlass.train import get_context
 
-Runs in ranks, under `windlass run`, under plain torchrun, and in one process without a launcher. It is sent
-with the job when the job's code imports it. It therefore knows only the contents of the agent's archive, and
-no client or engine. Names are loaded on first use. Only the modules that need torch import it.
+Runs in ranks, under `windlass run`, under plain torchrun, and in one process without a launcher. Windlass
+sends it with a job that imports it. It therefore imports only modules of the agent's archive, never the
+client or an engine. Names are loaded on first use. Only the modules that need torch import it.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False  # typing's own, without importing typing
 
-_WHERE = {
+_MODULES = {
     "EvalLoader": "windlass.train.data.loader",
     "JsonlRows": "windlass.train.data.jsonl",
     "Loader": "windlass.train.data.loader",
@@ -39,7 +39,7 @@ _WHERE = {
     "Preemption": "windlass.train.preemption",
 }
 
-__all__ = sorted(_WHERE)
+__all__ = sorted(_MODULES)
 
 if TYPE_CHECKING:
     from typing import Any
@@ -72,12 +72,12 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module 'windlass.train' has no attribute {name!r}")
     import importlib
 
     try:
-        module = importlib.import_module(_WHERE[name])
+        module = importlib.import_module(_MODULES[name])
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "numpy"):
             raise
@@ -90,4 +90,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHERE})
+    return sorted({*globals(), *_MODULES})

@@ -1,1 +1,1 @@
-"""Checkpoints of a training: a state of named objects, saved by all ranks and loaded at any number."""
+"""Checkpoints of a training: named objects, saved by all ranks together and loaded by any number."""

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 LATEST = "latest"
 BEST = "best"
 _BEST_FILE = "best.json"
-_SLOW_S = 10.0  # limit until a file of another node is visible here with its full size
+_SLOW_S = 10.0  # maximum delay until another node's file is visible here in full size
 _EPOCH = re.compile(r"epoch-\d+")
 
 
@@ -87,7 +87,7 @@ def commit(order: Commit) -> CheckpointManifest:
         write_manifest(storage, order.folder, manifest)
         if storage.can_rename:
             check_owner(storage, order.token)
-            _take_place(storage, order.folder, manifest.folder)
+            _move_into_place(storage, order.folder, manifest.folder)
     except (EngineError, OSError):
         if storage.can_rename:  # no other save uses a folder of this name
             storage.remove(order.folder)
@@ -110,19 +110,19 @@ def _make_manifest(
     faults: list[str] = []
 
     def is_complete() -> bool:
-        _refuse_vanished(storage, order)
+        _check_folder_exists(storage, order)
         faults[:] = find_size_faults(storage, order.folder, manifest)
         return not faults
 
     if not wait_until(is_complete, timeout_s=_SLOW_S):
         raise EngineError(
-            f"{order.manifest.folder}: {'; '.join(faults[:3])}, although it was written",
+            f"{order.manifest.folder}: {'; '.join(faults[:3])}, although the write succeeded",
             hint=f"check whether another program removes or changes files in {order.root}",
         )
     return manifest
 
 
-def _refuse_vanished(storage: Storage, order: Commit) -> None:
+def _check_folder_exists(storage: Storage, order: Commit) -> None:
     if not storage.has_folder(order.folder):
         raise EngineError(
             f"{order.manifest.folder}: {order.folder} disappeared while it was written",
@@ -133,7 +133,7 @@ def _refuse_vanished(storage: Storage, order: Commit) -> None:
 def _tidy(storage: Storage, order: Commit, manifest: CheckpointManifest) -> None:
     """Move the links and remove old checkpoints. Only log failures, because the checkpoint is complete."""
     try:
-        _point(storage, manifest)
+        _update_links(storage, manifest)
     except OSError as error:
         logger.warning(
             "%s is saved, but the links to it could not be updated: %s", manifest.folder, error
@@ -167,16 +167,16 @@ def _wait_for_shares(storage: Storage, order: Commit) -> list[WrittenShare]:
                 shares[rank] = share
         is_over = len(shares) == len(ranks) or any(share.error for share in shares.values())
         if not is_over:
-            _refuse_vanished(storage, order)
+            _check_folder_exists(storage, order)
         return is_over
 
-    def say(waited_s: float) -> None:
+    def log_wait(waited_s: float) -> None:
         logger.warning(
             "%s: waiting for the share of rank %s (%.0f of %.0f s)",
             *(order.manifest.folder, list_missing(), waited_s, order.timeout_s),
         )
 
-    is_in_time = wait_until(is_settled, timeout_s=order.timeout_s, say=say)
+    is_in_time = wait_until(is_settled, timeout_s=order.timeout_s, say=log_wait)
     for rank, share in sorted(shares.items()):
         if share.error:
             raise EngineError(
@@ -191,7 +191,7 @@ def _wait_for_shares(storage: Storage, order: Commit) -> list[WrittenShare]:
     return [shares[rank] for rank in ranks]
 
 
-def _take_place(storage: Storage, folder: str, name: str) -> None:
+def _move_into_place(storage: Storage, folder: str, name: str) -> None:
     """Rename a folder to its final name, and remove an earlier checkpoint of that name."""
     old = f"{name}.old-{folder.rpartition('-')[2]}"
     if name in storage.names():
@@ -205,7 +205,7 @@ def _take_place(storage: Storage, folder: str, name: str) -> None:
     storage.remove(old)
 
 
-def _point(storage: Storage, manifest: CheckpointManifest) -> None:
+def _update_links(storage: Storage, manifest: CheckpointManifest) -> None:
     if manifest.epoch is not None:
         storage.point(f"epoch-{manifest.epoch}", manifest.folder)
     if any(best.step == manifest.step for best in read_best(storage)[:1]):
@@ -218,7 +218,7 @@ def remove_old(
 ) -> None:
     """Remove all but the `keep` newest checkpoints and the best one, and the links to them.
 
-    Damaged checkpoints stay until there are `keep` intact ones. `newest` is a parameter because an object
+    Damaged checkpoints are kept until there are `keep` intact ones. `newest` is a parameter because an object
     store may not list it yet.
     """
     whole = [newest, *find_whole(storage, but=newest.folder)]
@@ -241,7 +241,9 @@ def _remove_step(storage: Storage, manifest: CheckpointManifest) -> None:
     `remove_half_written` removes such folders later.
     """
     if not storage.can_rename:
-        storage.remove(f"{manifest.folder}/{MANIFEST}")  # without it, the folder is no checkpoint
+        storage.remove(
+            f"{manifest.folder}/{MANIFEST}"
+        )  # without it, the folder is not a checkpoint
         storage.remove(manifest.folder)
         return
     gone = f"{manifest.folder}.gone-{manifest.number}"
@@ -255,7 +257,7 @@ def remove_half_written(storage: Storage, *, but: str = "") -> list[str]:
     If a save was interrupted while it replaced a checkpoint of the same step, the old checkpoint is
     restored. Only the owner of the run may call this.
 
-    but: the folder of a save in progress, which stays.
+    but: the folder of a save in progress, which is kept.
     """
     if not storage.can_rename:
         return []
@@ -274,9 +276,9 @@ def remove_half_written(storage: Storage, *, but: str = "") -> list[str]:
 
 
 def find_unfinished(storage: Storage) -> frozenset[str]:
-    """Return the folders of interrupted saves in a storage that cannot rename: those without a manifest.
+    """Return the folders without a manifest, which interrupted saves leave in a storage that cannot rename.
 
-    Call this only when the run is locked. Later, such a folder may be a complete checkpoint whose manifest
+    Call this right after locking the run. Later, such a folder may be a complete checkpoint whose manifest
     the store does not show yet.
     """
     if storage.can_rename:
@@ -310,7 +312,7 @@ def write_best(storage: Storage, best: BestStep) -> None:
     before = [one for one in read_best(storage) if one.step in steps and one.step != best.step]
     kept = [] if best.step in steps else before[:1]
     storage.write(_BEST_FILE, json.dumps([asdict(one) for one in (best, *kept)]).encode())
-    if best.step in _whole_steps(storage):  # read again: it may have been completed meanwhile
+    if best.step in _whole_steps(storage):  # read again: the writer may have just completed it
         storage.point(BEST, f"step-{best.step}")
 
 

@@ -57,9 +57,7 @@ class LoadedCheckpoint:
     facts: Mapping[str, Any]
     folder: str
     world_size: int  # of the training that saved it
-    is_rng_restored: (
-        bool  # False at another world size: generators are seeded from seed, step and rank
-    )
+    is_rng_restored: bool  # False if the world size changed, which reseeds the generators
     damaged: frozenset[int]  # steps of newer checkpoints that cannot be read
 
 
@@ -88,7 +86,7 @@ def load_checkpoint(
             return loaded
         if load.list_checkpoints(step) == listed:
             break
-        logger.warning("%s has changed while it was read: listing it again", storage.root)
+        logger.warning("%s changed while it was read, so it is listed again", storage.root)
     raise SpecError(
         f"no checkpoint in {storage.root} can be used: {' | '.join(refused)}",
         hint=FROM_SCRATCH,
@@ -97,7 +95,7 @@ def load_checkpoint(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Listed:
-    """A folder with the name of a checkpoint, and its manifest or the reason why it is not valid."""
+    """Folder named like a checkpoint, with its manifest or the reason why the manifest is not valid."""
 
     folder: str
     step: int
@@ -119,7 +117,7 @@ class _Listed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Load:
-    """One load by all ranks together."""
+    """Load that all ranks perform together."""
 
     storage: Storage
     context: Context
@@ -221,7 +219,7 @@ class _Load:
             others = reader.read_others(list_others(self.state), allow_pickle=self.trust)
         except NeedsTrustError as error:
             refusal = error.message
-        except Exception as error:  # noqa: BLE001 - every rank must learn of it
+        except Exception as error:  # noqa: BLE001 - reported to all ranks
             faults = [_unreadable(error)]
         if refusals := [one for one in self.context.gather(refusal) if one]:
             raise SpecError(f"{self.storage.root}/{folder}: {refusals[0]}", hint=TRUST_HINT)
@@ -234,7 +232,7 @@ class _Load:
             tensors = reader.read(targets)
             if manifest.world_size == self.context.world_size:
                 rng = self.storage.read(f"{folder}/rank-{self.context.rank}/{RNG}")
-        except Exception as error:  # noqa: BLE001 - every rank must learn of it
+        except Exception as error:  # noqa: BLE001 - reported to all ranks
             faults = [_unreadable(error)]
         if faults := self._gather_faults(faults):
             return faults
@@ -257,4 +255,4 @@ def _unreadable(error: Exception) -> str:
 
 def _list_steps(storage: Storage) -> str:
     folders = [folder for folder, _ in read_manifests(storage)]
-    return f"there are {', '.join(folders)}" if folders else "it contains no checkpoint"
+    return f"it contains {', '.join(folders)}" if folders else "it contains no checkpoint"

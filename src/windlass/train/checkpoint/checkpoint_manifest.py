@@ -19,7 +19,7 @@ from typing import Any
 from windlass.train.checkpoint.checkpoint_storage import Storage
 
 MANIFEST = "manifest.json"
-UNFINISHED = f"it has no {MANIFEST}: it was not written to its end"
+UNFINISHED = f"it has no {MANIFEST}, so its save was interrupted"
 FORMAT = 1
 STEP_FOLDER = re.compile(r"step-(\d+)")
 HALF_WRITTEN = re.compile(r"(step-\d+)\.(tmp|old|gone)-.*")
@@ -29,7 +29,7 @@ _READ_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFacts:
-    """A file of a checkpoint, as it was written."""
+    """Size and hash of a checkpoint's file, computed while it was written."""
 
     size: int
     sha256: str
@@ -41,9 +41,7 @@ class CheckpointManifest:
 
     step: int
     epoch: int | None
-    number: (
-        int  # of this save within the run: a later save has a higher number, regardless of its step
-    )
+    number: int  # increases with every save of the run, regardless of the step
     attempt: int
     world_size: int
     facts: Mapping[str, Any]
@@ -93,11 +91,11 @@ def _find_fault(manifest: CheckpointManifest, folder: str) -> str:
     if manifest.folder != folder.partition(".")[0]:
         return f"it belongs to {manifest.folder}"
     if not isinstance(manifest.facts, dict):
-        return "its facts are not a table"
+        return "its facts are not a JSON object"
     for name, facts in manifest.files.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
-            return f"it lists {name!r:.80}, which is outside of the folder"
+            return f"it lists {name!r:.80}, which is outside the folder"
         if type(facts.size) is not int or not isinstance(facts.sha256, str):
             return f"the size or the hash of {name!r:.80} is not valid"
     return ""
@@ -128,7 +126,7 @@ def read_replaced(storage: Storage) -> Iterator[tuple[str, CheckpointManifest]]:
 def find_whole(storage: Storage, *, but: str = "") -> list[CheckpointManifest]:
     """Return the checkpoints that have a manifest, newest first. Their files are not checked.
 
-    but: a folder to leave out without reading its manifest. An object store may cache that the manifest
+    but: a folder to skip. Its manifest is not requested, because an object store could then cache that it
     does not exist.
     """
     manifests = [

@@ -1,4 +1,4 @@
-"""Storage of checkpoints: a folder of this machine or an fsspec URL, with the same methods.
+"""Checkpoint storage with the same interface for a local folder and an fsspec URL.
 
 Names are relative to the root and use slashes. A folder in a file system is renamed to its final name. An
 object store cannot rename, so a checkpoint there is written under its final name. Its manifest is written
@@ -57,12 +57,12 @@ class FolderStorage:
         self._root.mkdir(parents=True, exist_ok=True)
 
     def move_root(self, new_root: str) -> None:
-        """Rename the root folder. The root of this object then does not exist."""
+        """Rename the root folder. This object's root does not exist afterwards."""
         self._root.rename(new_root)
         _sync_folder(self._root.parent)
 
     def make_folder(self, name: str) -> None:
-        """Create a folder in the root, which must exist. An object store creates nothing."""
+        """Create a folder in the root, which must exist. Does nothing in an object store."""
         (self._root / name).mkdir(exist_ok=True)
 
     def has_folder(self, name: str) -> bool:
@@ -146,7 +146,7 @@ class FolderStorage:
         try:
             link.symlink_to(target)
             link.replace(self._root / name)
-        except OSError:  # the file system has no links, like some mounts of object stores
+        except OSError:  # no symbolic links, as on some mounts of object stores
             link.unlink(missing_ok=True)
             self.write(name, target.encode())
 
@@ -285,7 +285,7 @@ def find_foreign(storage: Storage, names: Iterable[str]) -> str:
 
 
 def _owners(path: Path) -> set[int]:
-    """Return the owners of a path: of a link and of its target. Empty if the path does not exist."""
+    """Return the owners of a path and, if it is a link, of its target. Empty if the path does not exist."""
     owners = set()
     for follow in (False, True):
         with contextlib.suppress(OSError):

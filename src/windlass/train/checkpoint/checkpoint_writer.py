@@ -11,8 +11,8 @@ CUDA stream, in parallel to the next forward and backward pass. The optimizer's 
 the GPU, and the host does not wait at all.
 
 The process runs `main`. It is not a fork, because the trainer has threads and CUDA. It does not use
-multiprocessing's spawn, which would run the user's script again. It ends when its trainer ends, for any
-reason. Then the save in progress is lost, and no other. The process uses no CUDA and no process group.
+multiprocessing's spawn, which would run the user's script again. It exits when its trainer ends for any
+reason, and only the save in progress is lost. The process uses no CUDA and no process group.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class StagingMemory:
             self._pin()
 
     def prepare(self, data: Data) -> None:
-        """Enlarge the memory for such a share, and touch it, since a first copy into new memory is slow."""
+        """Enlarge the memory for a share, and touch it, because the first copy into new memory is slow."""
         is_cuda = any(value.is_cuda for value in data.values() if isinstance(value, torch.Tensor))
         self.grow(_end(_lay_out(data)), is_pinned=is_cuda)
         if not self._is_pinned:
@@ -133,22 +133,22 @@ class StagingMemory:
         tensors = [value for value in data.values() if isinstance(value, torch.Tensor)]
         is_cuda = any(tensor.is_cuda for tensor in tensors)
         self.grow(_end(staged), is_pinned=is_cuda)
-        late = self._guard(optimizers) if is_cuda else frozenset()
-        on_side: list[tuple[torch.Tensor, torch.Tensor]] = []
+        changed_by_step = self._guard(optimizers) if is_cuda else frozenset()
+        deferred: list[tuple[torch.Tensor, torch.Tensor]] = []
         for index, place in staged.items():
             tensor = data[index]
             if not isinstance(place, StagedTensor) or not isinstance(tensor, torch.Tensor):
                 continue
             target = self._bytes[place.offset : place.offset + place.num_bytes]
             target = target.view(place.dtype).view(place.shape)
-            if tensor.is_cuda and _storage(tensor) in late:
-                on_side.append((target, tensor))
+            if tensor.is_cuda and _storage(tensor) in changed_by_step:
+                deferred.append((target, tensor))
             else:
                 target.copy_(tensor, non_blocking=True)
-        return staged, self._copy_beside(on_side) if is_cuda else _nothing
+        return staged, self._copy_on_stream(deferred) if is_cuda else _nothing
 
-    def _copy_beside(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
-        """Copy these on a separate stream, after all work that is queued on the current stream."""
+    def _copy_on_stream(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+        """Copy (target, source) pairs on a separate stream, after the work queued on the current one."""
         if self._stream is None:
             self._stream = torch.cuda.Stream()
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -262,7 +262,7 @@ class ThreadWriter:
             if order is not None:
                 commit(order)
 
-        return run_aside(write)
+        return run_in_thread(write)
 
 
 class ProcessWriter:
@@ -271,7 +271,7 @@ class ProcessWriter:
     def __init__(self, lock_file: int | None = None) -> None:
         """Create a writer that starts its process later.
 
-        lock_file: the lock of the run. The run stays locked until the writer process has ended as well.
+        lock_file: descriptor of the run's lock. The run stays locked until the writer process ends too.
         """
         self.memory = StagingMemory()
         self._lock_file = lock_file
@@ -281,11 +281,11 @@ class ProcessWriter:
     @property
     def process_id(self) -> int | None:
         """Process id of the writer process, or None if it is not running."""
-        is_there = self._process is not None and self._process.poll() is None
-        return self._process.pid if self._process is not None and is_there else None
+        is_running = self._process is not None and self._process.poll() is None
+        return self._process.pid if self._process is not None and is_running else None
 
     def begin(self) -> None:
-        """Start the process if needed. Does not wait, because importing torch takes it seconds."""
+        """Start the process if needed. Does not wait for it, because importing torch takes seconds."""
         if self.process_id is not None:
             return
         self._close_connection()
@@ -322,7 +322,7 @@ class ProcessWriter:
             if error:
                 raise EngineError(error)
 
-        return run_aside(write)
+        return run_in_thread(write)
 
     def _ask(self, request: WriteRequest) -> str:
         if self._connection is None:
@@ -373,7 +373,7 @@ def _blocked(numbers: Iterable[signal.Signals]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def run_aside(work: Callable[[], None]) -> Future[None]:
+def run_in_thread(work: Callable[[], None]) -> Future[None]:
     """Run a function in a daemon thread, which the interpreter does not wait for when it exits."""
     future: Future[None] = Future()
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
@@ -394,7 +394,7 @@ def run_aside(work: Callable[[], None]) -> Future[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteRequest:
-    """Request to the writer process for one save, whose data are in the shared memory."""
+    """Request to the writer process for one save, with the data in the shared memory."""
 
     share: Share
     commit: Commit | None
@@ -405,10 +405,10 @@ class WriteRequest:
 def main(arguments: list[str]) -> None:
     """Serve the trainer.
 
-    arguments: the file numbers of the connection and of the shared memory, and the trainer's process id.
+    arguments: the descriptors of the connection and of the shared memory, and the trainer's process id.
     """
     connection_file, memory_file, trainer = (int(argument) for argument in arguments)
-    threading.Thread(target=_end_with, args=(trainer,), daemon=True).start()
+    threading.Thread(target=_exit_with, args=(trainer,), daemon=True).start()
     os.nice(_NICE)
     torch.set_num_threads(1)
     connection = Connection(connection_file)
@@ -433,8 +433,8 @@ def _serve(request: WriteRequest, memory_file: int) -> str:
     return ""
 
 
-def _end_with(trainer: int) -> None:
-    """Exit when the trainer has ended. Its forks may keep the connection open, so this polls the parent."""
+def _exit_with(trainer: int) -> None:
+    """Exit when the trainer has ended. Polls the parent, because forks of it may keep the connection open."""
     never = threading.Event()
     while os.getppid() == trainer:
         never.wait(_POLL_S)

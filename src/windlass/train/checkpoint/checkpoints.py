@@ -41,7 +41,7 @@ from windlass.train.checkpoint.checkpoint_commit import (
 from windlass.train.checkpoint.checkpoint_load import Check, LoadedCheckpoint, load_checkpoint
 from windlass.train.checkpoint.checkpoint_manifest import CheckpointManifest, find_whole
 from windlass.train.checkpoint.checkpoint_storage import find_foreign, find_free_name, open_storage
-from windlass.train.checkpoint.checkpoint_writer import ProcessWriter, ThreadWriter, run_aside
+from windlass.train.checkpoint.checkpoint_writer import ProcessWriter, ThreadWriter, run_in_thread
 from windlass.train.checkpoint.rank_shares import PlannedSave, SavePlans, Share
 from windlass.train.checkpoint.run_lock import STALE, RunLock, check_owner, take_run
 from windlass.train.checkpoint.state_encoding import TRUST_HINT
@@ -118,7 +118,7 @@ class Checkpoints:
         self._damaged: frozenset[int] = frozenset()  # steps that loading skipped as damaged
 
     def claim(self, *, fresh: bool = False) -> None:
-        """Lock the run, so that no other training writes to it. The first save calls this as well.
+        """Lock the run, so that no other training writes to it. The first save does this too.
 
         Raises SpecError if another training writes to the run, if another user owns it, or if the folder
         is not the same on all nodes.
@@ -268,19 +268,21 @@ class Checkpoints:
         return self._safe_step
 
     def prepare(self, state: Mapping[str, Any]) -> None:
-        """Prepare the first save, so that it is faster: its plan, the writer process, memory for the copy.
+        """Speed up the first save: make its plan, start the writer process, and allocate memory for the copy.
 
         This is optional. Call it after the first step, when the optimizer has its state. It does not wait
         for the writer process or the memory.
         """
-        table = flatten_state(state, allow_pickle=self._trust)  # raises for what cannot be saved
+        table = flatten_state(
+            state, allow_pickle=self._trust
+        )  # raises for values that cannot be saved
         if not self._is_async or self._writer is not None:
             return
         self.claim()
         is_known = self._plans.set_state(table, rank=self._context.rank)
         planned = self._plans.plan(self._context, is_known=all(self._context.gather(is_known)))
         memory = self._get_writer().memory
-        self._preparing = run_aside(lambda: memory.prepare(planned.data))
+        self._preparing = run_in_thread(lambda: memory.prepare(planned.data))
 
     def load(
         self, state: Mapping[str, Any], *, step: int | None = None, check: Check | None = None
@@ -406,13 +408,13 @@ class Checkpoints:
         def is_over() -> bool:
             return end.done() or (preemption.is_over and not was_announced)
 
-        def say(waited_s: float) -> None:
+        def log_wait(waited_s: float) -> None:
             logger.warning(
                 "waiting until step-%d is written to %s (%.0f of %.0f s)",
                 *(step, self._storage.root, waited_s, limit_s),
             )
 
-        wait_until(is_over, timeout_s=limit_s, every_s=0.01, say=say)
+        wait_until(is_over, timeout_s=limit_s, every_s=0.01, say=log_wait)
         return end.done()
 
     def _settle_before_next(self, end_s: float) -> str:
@@ -488,12 +490,12 @@ class Checkpoints:
                 remove_unfinished(self._storage, self._leftovers - {but})
 
     def _count_failure(self, errors: list[str]) -> None:
-        """Log one failed save, and raise at two in a row. All ranks must pass the same errors."""
+        """Log one failed save, and raise after two in a row. All ranks must pass the same errors."""
         self._num_failures = self._num_failures + 1 if errors else 0
         if stale := [error for error in errors if STALE in error]:
             raise EngineError(
                 f"a checkpoint was not saved: {stale[0]}",
-                hint="this training stops, so that it does not disturb the other one",
+                hint="this training stops, so that it does not interfere with the other one",
             )
         if self._num_failures > _FAILURES_ACCEPTED:
             raise EngineError(

@@ -38,7 +38,7 @@ def export_hf(
     context: Context | None = None,
     file_bytes: int = FILE_BYTES,
 ) -> Path:
-    """Write a model to a folder that transformers can load. Other files in the folder stay.
+    """Write a model to a folder that transformers can load. Other files in the folder are kept.
 
     config: a mapping, or an object with `save_pretrained` (default: the model's `config`).
     tokenizer: an object with `save_pretrained`.
@@ -68,13 +68,14 @@ def list_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     tensors = {
         name: tensor
         for name, tensor in (
-            # A state-dict hook may leave out frozen weights. The first of tied weights is kept, not a head.
+            # parameters too, because a state-dict hook may leave out frozen weights
             *model.named_parameters(remove_duplicate=False),
             *model.state_dict().items(),
         )
         if isinstance(tensor, torch.Tensor)
     }
     tied = [re.compile(pattern) for pattern in getattr(model, "_tied_weights_keys", None) or ()]
+    # tied heads last, so that `drop_tied` keeps the weights that they share
     names = sorted(tensors, key=lambda name: any(pattern.search(name) for pattern in tied))
     return drop_tied({clean_name(name): tensors[name] for name in names})
 
@@ -93,7 +94,7 @@ def write_weights(
     is_main: bool,
     file_bytes: int = FILE_BYTES,
 ) -> None:
-    """Gather and write one file after another, so that only one file's weights are in memory at a time.
+    """Gather and write one file at a time, so that memory holds the weights of only one file.
 
     Removes weight files of an earlier export that are not part of this one.
     """

@@ -88,7 +88,7 @@ class PlannedSave:
 
 
 class SavePlans:
-    """Maker of DCP's plan for each save. It reuses the last plan while the state keeps its form.
+    """Planner of saves with DCP. Reuses the last plan while the state's structure is unchanged.
 
     Ranks that hold copies of the same state (DDP) each write only a part of it. Every rank computes the whole
     plan from the local plans of all ranks.
@@ -101,7 +101,7 @@ class SavePlans:
         self._planner = DefaultSavePlanner(flatten_state_dict=False)
 
     def set_state(self, table: dict[str, Any], *, rank: int) -> bool:
-        """Plan this rank's part of a state's table. Return whether its last plan fits."""
+        """Plan this rank's part of a state's table. Return whether its last plan still fits."""
         self._planner = DefaultSavePlanner(flatten_state_dict=False)
         self._planner.set_up_planner(table, is_coordinator=rank == 0)
         local = self._planner.create_local_plan()
@@ -110,7 +110,7 @@ class SavePlans:
         return is_known
 
     def plan(self, context: Context, *, is_known: bool) -> PlannedSave:
-        """Return the plan for the state. With `is_known` on all ranks, they exchange nothing."""
+        """Return the plan for the state. If `is_known` is true on all ranks, they exchange nothing."""
         if not is_known or self._own is None or self._metadata is None:
             texts = context.gather(encode(self._local, name="plan").decode())
             local = [decode(text, name="plan") for text in texts]
@@ -129,7 +129,7 @@ class SavePlans:
 
 
 class HashedFiles(FileSystemBase):
-    """Files of one folder of a storage. `facts` describes those that were written."""
+    """DCP's file system for one folder of a storage. `facts` describes the files written through it."""
 
     def __init__(self, storage: Storage, folder: str) -> None:
         self.facts: dict[str, FileFacts] = {}
@@ -169,7 +169,7 @@ class HashedFiles(FileSystemBase):
         self.facts[new_name] = self.facts.pop(name)
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Do nothing. A rank's folder is made with its first file."""
+        """Do nothing, because a rank's first file creates its folder."""
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
         """Return whether this writer wrote the file. No other writer uses its folder."""
@@ -218,7 +218,7 @@ class HashingStream(io.RawIOBase):
 
 
 class _FilesInMemory(HashedFiles):
-    """Files that DCP first writes under a temporary name, in memory, so that a storage sees each name once.
+    """In-memory files, for which DCP uses a temporary name first. The storage then sees only the final name.
 
     An object store may cache for a while that a requested object did not exist.
     """
@@ -300,7 +300,7 @@ def _find_reason(error: BaseException) -> str:
 
 
 def record_failure(root: str, folder: str, rank: int, error: str) -> None:
-    """Write a record that informs rank 0 that this rank's share will not come."""
+    """Write a record for rank 0 that this rank could not write its share."""
     storage, name = open_storage(root), _record_name(folder, rank)
     try:
         storage.write(name, encode(_make_failed(error), name="share"))
@@ -330,7 +330,6 @@ def read_share(storage: Storage, folder: str, rank: int) -> WrittenShare | None:
 
 
 def remove_record(storage: Storage, folder: str, rank: int) -> None:
-    """Remove a rank's record."""
     storage.remove(_record_name(folder, rank))
 
 

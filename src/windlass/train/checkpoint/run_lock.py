@@ -1,9 +1,11 @@
-"""One training at a time writes to a run: rank 0 holds a lock while it trains, and only it removes files.
+"""Lock of a run, so that only one training at a time writes to it.
 
-In a folder it is the system's lock on a file in it, which ends with the trainer and its writer process.
-Object stores have no locks: there a lease is renewed while the training lives. Both come with a small file
-that names the owner: `commit` compares it, so that a training that was taken for dead cannot publish what
-it still writes. Called by checkpoints.py and checkpoint_commit.py.
+Rank 0 holds the lock while it trains, and only rank 0 removes files. In a folder, the lock is an flock on a
+file there. The system releases it when the trainer and its writer process have ended. Object stores have no
+locks, so rank 0 keeps renewing a lease there.
+
+In both cases a small file names the owner, and `commit` checks it. A training that was presumed dead
+therefore cannot publish a checkpoint any more. Called by checkpoints.py and checkpoint_commit.py.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ logger = logging.getLogger(__name__)
 
 OWNER = ".owner.json"
 LOCK = ".lock"
-STALE = "is not this training's any more"
-_HERE_S = 10.0  # a training of this machine that is about to end
-_ELSEWHERE_S = 120.0  # a network file system keeps the lock of a lost machine for its lease
+STALE = "no longer belongs to this training"
+_HERE_S = 10.0  # how long to wait for a training on this machine that is about to end
+_ELSEWHERE_S = 120.0  # a network file system keeps a lost machine's lock until its lease expires
 _LEASE_S = 120.0
 _RENEW_S = 20.0
-_LONG_AGO_S = 3600.0  # clocks of two machines differ by less
+_LONG_AGO_S = 3600.0  # more than the clocks of two machines may differ
 _SIGTERM_EXIT_CODE = 143
 
 
@@ -59,7 +61,7 @@ class Owner:
 
     @property
     def is_dead(self) -> bool:
-        """True if it ran where this process sees all processes, and its own is gone."""
+        """True if the owner ran in this process's PID namespace and no longer exists."""
         if (self.host, self.pid_space) != (socket.gethostname(), _find_pid_space()):
             return False
         try:
@@ -72,7 +74,7 @@ class Owner:
 
 
 def read_owner(storage: Storage) -> Owner | None:
-    """Return the training that owns a run, or None if there is none or it cannot be read."""
+    """Return the training that owns a run, or None if the run has no readable owner file."""
     try:
         return Owner(**json.loads(storage.read(OWNER)))
     except (OSError, TypeError, ValueError):
@@ -80,25 +82,26 @@ def read_owner(storage: Storage) -> Owner | None:
 
 
 def check_owner(storage: Storage, token: str) -> None:
-    """Raise EngineError if another training has taken the run over since, or if the run is gone."""
+    """Raise EngineError if another training has since taken over the run, or if the run is gone."""
     owner = read_owner(storage)
     if owner is None and storage.can_rename:
         raise EngineError(
             f"{storage.root} {STALE}: its {OWNER} is gone, so it was moved or removed",
-            hint="leave the folder of a run alone while it trains",
+            hint="do not move or remove the folder of a run while it trains",
         )
     if owner is not None and owner.token != token:
-        raise EngineError(f"{storage.root} {STALE}: {owner} has taken it over")
+        raise EngineError(f"{storage.root} {STALE}: {owner} has taken over")
 
 
 _held: dict[tuple[str, str, int], RunLock] = {}
 
 
 def take_run(storage: Storage, *, job: str, attempt: int, preemption: Preemption) -> RunLock:
-    """Take a run for this training, or share what this process holds already.
+    """Lock a run for this training, or share the lock that this process already holds.
 
-    Waits for a training that is about to end, with a warning. Raises SpecError if that one continues. A
-    later attempt of the same job takes the run over, because its launcher considers the earlier one dead.
+    If another training holds the lock, this warns and waits for its end, and raises SpecError if it
+    continues. A later attempt of the same job takes over, because its launcher considers the earlier one
+    dead.
     """
     key = (storage.root, job, attempt)
     lock = _held.get(key)
@@ -109,11 +112,11 @@ def take_run(storage: Storage, *, job: str, attempt: int, preemption: Preemption
 
 
 class RunLock:
-    """The lock of one run, held by this process."""
+    """Lock of one run, held by this process."""
 
     def __init__(self, storage: Storage, *, job: str, attempt: int, preemption: Preemption) -> None:
         self.token = secrets.token_hex(8)
-        self.file: int | None = None  # which the writer process holds as well
+        self.file: int | None = None  # descriptor, which the writer process inherits
         self.num_users = 0
         self.is_held = False
         self._storage = storage
@@ -146,7 +149,7 @@ class RunLock:
             threading.Thread(target=self._renew, name="windlass-lease", daemon=True).start()
 
     def close(self) -> None:
-        """Release the run for the next training, once no code in this process uses it."""
+        """Release the run when its last user in this process closes it."""
         self.num_users -= 1
         if self.num_users > 0 or not self.is_held or os.getpid() != self.process_id:
             return
@@ -169,11 +172,11 @@ class RunLock:
         if self._try_lock():
             return
         holder = read_owner(self._storage)
-        limit_s = _HERE_S if _is_here(holder) or self._follows(holder) else _ELSEWHERE_S
+        limit_s = _HERE_S if _is_here(holder) or self._supersedes(holder) else _ELSEWHERE_S
         if self._wait(self._try_lock, holder, limit_s):
             return
         holder = read_owner(self._storage)
-        if not self._follows(holder):
+        if not self._supersedes(holder):
             raise self._refusal(holder)
         logger.warning(
             "%s still holds %s, and this is attempt %d: taking the run over",
@@ -181,7 +184,7 @@ class RunLock:
         )
 
     def _try_lock(self) -> bool:
-        """Lock the folder that now has the root's name. The last holder may have moved its own away."""
+        """Try to lock the folder at the root. The last holder may have renamed the folder that it locked."""
         root = self._storage.root
         self._storage.make_root()
         file = _open_lock(root)
@@ -192,7 +195,7 @@ class RunLock:
             is_locked = False
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.ENOENT):
                 logger.warning(
-                    "%s cannot be locked (%s): two trainings of this run would not see each other "
+                    "%s cannot be locked (%s): two trainings of this run would not notice each other "
                     "before their next checkpoint",
                     *(root, error),
                 )
@@ -204,7 +207,7 @@ class RunLock:
             os.close(file)
         return is_locked
 
-    def _follows(self, holder: Owner | None) -> bool:
+    def _supersedes(self, holder: Owner | None) -> bool:
         """Return whether this is a later attempt of the holder's job, so that the holder counts as dead."""
         own = self._owner
         if holder is None or not own.job or holder.job != own.job:
@@ -214,9 +217,9 @@ class RunLock:
     # Object stores.
 
     def _wait_for_lease(self) -> None:
-        """Wait until the lease of another training expires, or is evidently not renewed."""
+        """Wait until another training's lease expires. Raise SpecError if that training renews it."""
         holder = read_owner(self._storage)
-        if holder is None or holder.lease_s is None or self._follows(holder) or holder.is_dead:
+        if holder is None or holder.lease_s is None or self._supersedes(holder) or holder.is_dead:
             return
         if time.time() - holder.time_s > _LONG_AGO_S:
             return
@@ -236,7 +239,7 @@ class RunLock:
             try:
                 holder = read_owner(self._storage)
                 if holder is not None and holder.token != self.token:
-                    logger.error("%s %s: %s has taken it over", self._storage.root, STALE, holder)
+                    logger.error("%s %s: %s has taken over", self._storage.root, STALE, holder)
                     return
                 owner = {**asdict(self._owner), "time_s": time.time()}
                 self._storage.write(OWNER, json.dumps(owner).encode())
@@ -256,7 +259,7 @@ class RunLock:
         except (EngineError, OSError) as error:
             logger.warning("the lease of %s was not ended: %s", self._storage.root, error)
 
-    # Both.
+    # Folders and object stores.
 
     def _wait(
         self,
@@ -266,7 +269,7 @@ class RunLock:
         *,
         every_s: float = 0.1,
     ) -> bool:
-        def say(waited_s: float) -> None:
+        def log_wait(waited_s: float) -> None:
             logger.warning(
                 "another training writes to %s (%s): waiting for its end, %.0f of %.0f s",
                 *(self._storage.root, holder or "unknown", waited_s, limit_s),
@@ -274,37 +277,37 @@ class RunLock:
 
         def is_settled() -> bool:
             if self._preemption.is_announced:
-                logger.warning("SIGTERM while waiting for %s: ending", self._storage.root)
+                logger.warning("SIGTERM while waiting for %s: exiting", self._storage.root)
                 raise SystemExit(_SIGTERM_EXIT_CODE)
             return is_over()
 
-        say(0.0)
-        return wait_until(is_settled, timeout_s=limit_s, every_s=every_s, say=say)
+        log_wait(0.0)
+        return wait_until(is_settled, timeout_s=limit_s, every_s=every_s, say=log_wait)
 
     def _refusal(self, holder: Owner | None) -> SpecError:
         return SpecError(
-            f"another training writes to {self._storage.root}: {holder or 'it left no name'}",
-            hint="end it, or give this one another run (run=, --run)",
+            f"another training writes to {self._storage.root}: {holder or 'its owner is unknown'}",
+            hint="stop it, or choose another name for this run (run=, --run)",
         )
 
 
 def _open_lock(root: str) -> int:
-    """Open the lock of a folder. Only users who may write to the folder can open it, and so lock it.
+    """Open the lock file of a folder. Only users with write access to the folder can open and lock it.
 
-    A lock on the folder itself could be held by everyone who can read it, and NFS keeps such a lock on one
-    machine alone.
+    Any user who can read the folder could hold a lock on the folder itself. NFS also keeps such a lock local
+    to one machine.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(f"{root}/{LOCK}", flags, 0o600)
     if os.fstat(file).st_uid == os.geteuid():
         writable = os.stat(root).st_mode & 0o222
-        with contextlib.suppress(OSError):  # some file systems keep no modes
+        with contextlib.suppress(OSError):  # some file systems have no modes
             os.fchmod(file, writable | writable << 1)
     return file
 
 
 def _find_pid_space() -> str:
-    """Return a name for the boot of this machine and the process ids that this process sees."""
+    """Return an id of this machine's boot and this process's PID namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"

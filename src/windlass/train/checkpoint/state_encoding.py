@@ -2,11 +2,11 @@
 
 `encode` and `decode` use JSON. It covers what states consist of: nested containers, numbers, texts, bytes,
 torch's dtypes, sizes and devices, numpy's numbers and arrays, and the dataclasses that other modules register
-with `record`. A value of any other class needs pickle, which the user has to allow.
+with `record`. A value of any other class needs pickle, which the user must allow.
 
 Two parts of a checkpoint are pickles: DCP's own metadata, which torch's tools read, and the entries of
-checkpoints that earlier versions wrote. The unpicklers here build data and call nothing. They refuse a pickle
-that names any other class before anything of it is imported or called.
+checkpoints that earlier versions wrote. The unpicklers here build data and call nothing. They reject a pickle
+that names any other class, before they import or call anything.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch.serialization import _get_layout
 
 from windlass.errors import SpecError
 
-TRUST_HINT = "trust_checkpoint=True (--trust-checkpoint) accepts it: only if you trust who wrote it"
+TRUST_HINT = "if you trust its author, accept it with trust_checkpoint=True (--trust-checkpoint)"
 _TAG = "~"
 _PLAIN_INT = 1 << 63
 _FACTORIES: dict[str, Any] = {
@@ -46,7 +46,7 @@ class NeedsTrustError(SpecError):
 
 
 def record(kind: _Kind) -> _Kind:
-    """Register a dataclass or an enum whose values may lie in a checkpoint."""
+    """Register a dataclass or an enum whose values may occur in a checkpoint."""
     _RECORDS[kind.__name__] = kind
     return kind
 
@@ -57,7 +57,7 @@ def encode(value: Any, *, name: str, allow_pickle: bool = False) -> bytes:
 
 
 def decode(data: bytes | str, *, name: str, allow_pickle: bool = False) -> Any:
-    """Return the value again. Raises ValueError if the data are not what `encode` returns."""
+    """Return the value that was passed to `encode`. Raises ValueError for other data."""
     try:
         return _Decoder(name, allow_pickle=allow_pickle).decode(json.loads(data))
     except (AttributeError, KeyError, TypeError, IndexError, RecursionError) as error:
@@ -65,17 +65,18 @@ def decode(data: bytes | str, *, name: str, allow_pickle: bool = False) -> Any:
 
 
 def find_tensor_class(module: str, qualname: str) -> type:
-    """Return a tensor class that is made of other tensors. Imports nothing: its optimizer has.
+    """Return a tensor class that is made of other tensors.
 
-    Raises ValueError for any other name, so that a checkpoint cannot choose what is imported or called.
+    Raises ValueError for any other name, so that a checkpoint cannot choose what is imported or called. The
+    class must be imported already, which the optimizer that uses it does.
     """
     kind: Any = sys.modules.get(module)
     for part in qualname.split("."):
         kind = getattr(kind, part, None)
     if not isinstance(kind, type) or not issubclass(kind, torch.Tensor):
-        raise ValueError(f"{module}.{qualname} is no tensor class that is imported here")  # noqa: TRY004
+        raise ValueError(f"{module}.{qualname} is not an imported tensor class")  # noqa: TRY004
     if not hasattr(kind, "__tensor_unflatten__"):
-        raise ValueError(f"{module}.{qualname} is no tensor class that is made of other tensors")
+        raise ValueError(f"{module}.{qualname} is not a tensor class made of other tensors")
     return kind
 
 
@@ -179,10 +180,10 @@ class _Decoder:
             kind: Any = _RECORDS[tag]
             return kind[value["name"]] if "name" in value else kind(**self.decode(value["fields"]))
         if tag != "pickle":
-            raise ValueError(f"{self._name} holds a value of the unknown kind {tag!r:.40}")
+            raise ValueError(f"{self._name} contains a value of unknown kind {tag!r:.40}")
         if not self._allow_pickle:
             raise NeedsTrustError(
-                f"{self._name} holds a pickled object, and loading it can run any code",
+                f"{self._name} contains a pickled object, and loading it can run any code",
                 hint=TRUST_HINT,
             )
         return pickle.loads(_to_bytes(value["data"]))  # noqa: S301 - the user has allowed it
@@ -207,7 +208,7 @@ def _read_array(value: Any) -> Any:
 
     dtype = numpy.dtype(value["dtype"])
     if dtype.kind not in "biufcSU":
-        raise ValueError(f"an array of {dtype} is none that is saved")
+        raise ValueError(f"arrays of {dtype} are never saved")
     array = numpy.frombuffer(_to_bytes(value["data"]), dtype).reshape(value["shape"])
     return array[()] if value[_TAG] == "scalar" else array.copy()
 
@@ -215,7 +216,7 @@ def _read_array(value: Any) -> Any:
 def _read_torch_name(value: Any) -> Any:
     named = getattr(torch, value["name"], None)
     if not isinstance(named, _TORCH_NAMES):
-        raise ValueError(f"torch.{value['name']!s:.40} is no dtype")  # noqa: TRY004
+        raise ValueError(f"torch.{value['name']!s:.40} is not a dtype")  # noqa: TRY004
     return named
 
 
@@ -245,7 +246,7 @@ _DCP_CLASSES = (
 )
 _BUILTINS = (set, frozenset, bytearray, complex, int, float, str, bool, list, dict, tuple)
 _COLLECTIONS = (OrderedDict, Counter, defaultdict, deque)
-# Pickles of earlier versions name these records by the modules that they were in then.
+# Pickles of earlier versions refer to these records by their former modules.
 _MOVED = {
     ("windlass.train.checkpoint_state", "TensorAt"),
     ("windlass.train.wrapped_tensors", "WrappedAt"),
@@ -254,7 +255,7 @@ _MOVED = {
 
 def load_metadata(data: bytes, files: Collection[str]) -> dcp.Metadata:
     """Return DCP's metadata. Raises ValueError if it is anything else, or names other files than these."""
-    with _Unchanged():
+    with _ClassGuard():
         metadata = _MetadataUnpickler(io.BytesIO(data)).load()
     if not isinstance(metadata, dcp.Metadata) or not isinstance(metadata.storage_data, dict):
         raise ValueError("its .metadata is not DCP's")  # noqa: TRY004
@@ -267,15 +268,15 @@ def load_metadata(data: bytes, files: Collection[str]) -> dcp.Metadata:
 
 
 def load_entry(data: bytes, *, name: str, allow_pickle: bool) -> Any:
-    """Return an entry that an earlier version has pickled."""
+    """Return an entry that an earlier version pickled."""
     if allow_pickle:
         return _TrustedUnpickler(io.BytesIO(data)).load()
-    with _Unchanged():
+    with _ClassGuard():
         return _EntryUnpickler(io.BytesIO(data), name).load()
 
 
-class _Unchanged:
-    """Guards the classes that an unpickler hands out: a pickle can also set attributes of a class."""
+class _ClassGuard:
+    """Context that restores the classes that a pickle may name, because it can also set their attributes."""
 
     def __enter__(self) -> None:
         moved = (_RECORDS[name] for _, name in _MOVED)
@@ -288,12 +289,12 @@ class _Unchanged:
             now = dict(vars(kind))
             if now != before:
                 changed = True
-                _put_back(kind, before, now)
+                _restore_class(kind, before, now)
         if changed:
-            raise ValueError("it sets attributes of classes, which no checkpoint does")
+            raise ValueError("it sets attributes of classes, which a valid checkpoint never does")
 
 
-def _put_back(kind: type, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _restore_class(kind: type, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     for name in now.keys() - before.keys():
         delattr(kind, name)
     for name, value in before.items():
@@ -312,7 +313,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 class _TrustedUnpickler(pickle.Unpickler):
-    """For checkpoints whose code the user has allowed to run."""
+    """Unpickler for checkpoints that the user trusts. It may import and call anything."""
 
     def find_class(self, module: str, name: str) -> Any:
         return _find_moved(module, name) or super().find_class(module, name)
@@ -337,7 +338,7 @@ class _EntryUnpickler(pickle.Unpickler):
             return find_tensor_class(module, name)
         except ValueError:
             raise NeedsTrustError(
-                f"{self._name} holds a {module}.{name}, and loading it can run any code",
+                f"{self._name} contains a {module}.{name}, and loading it can run any code",
                 hint=TRUST_HINT,
             ) from None
 
@@ -363,14 +364,14 @@ def _find_torch(module: str, name: str) -> Any:
 
 
 def _encode_latin1(text: str, encoding: str = "latin1") -> bytes:
-    """Return bytes as protocol 2 writes them."""
+    """Replace `_codecs.encode`, which pickle's protocol 2 calls for bytes."""
     if encoding != "latin1":
         raise ValueError(f"bytes in the encoding {encoding!r:.20}")
     return text.encode("latin1")
 
 
 class _Dtype:
-    """Stands for numpy's dtype, whose own state can hold anything."""
+    """Replacement for numpy's dtype, whose own state can contain any object."""
 
     def __init__(self, code: str, *_: Any) -> None:
         self.code, self.order = str(code), "="

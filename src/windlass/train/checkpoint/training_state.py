@@ -3,10 +3,10 @@
 Models contribute their own tensors, which are loaded in place. Optimizers contribute their state under the
 names of the parameters. Other objects contribute what their `state_dict` returns. Everything that is not a
 tensor is stored beside them in one JSON entry per object. Loading therefore works before the state exists.
-This module knows no files and no ranks.
+This module reads no files and does not communicate with other ranks.
 
 Some tensors are made of other tensors, such as the quantised moments of an 8-bit optimizer. Their parts are
-saved as they are. Saved as the values they represent, they would come back large and rounded differently.
+saved unchanged. Saving the values that they represent would take more space and round differently.
 Sharded tensors (DTensor) are not split, because torch handles them itself.
 
 A rank's random generators are bytes. They are Python's, torch's, its CUDA generator, and numpy's if it is
@@ -35,7 +35,8 @@ _WRAPPED = (
     "_orig_mod.",  # torch.compile
     "_checkpoint_wrapped_module.",  # activation checkpointing
 )
-_WAYS = ("fused", "foreach", "capturable", "differentiable")  # chosen for this device
+# settings of an optimizer that are chosen for this device, so the saved ones do not apply
+_DEVICE_SETTINGS = ("fused", "foreach", "capturable", "differentiable")
 _OTHERS = "~"  # suffix of an entry's JSON
 
 
@@ -73,7 +74,7 @@ def take_apart(value: Any, replace: Callable[[str, Any], Any]) -> WrappedAt:
 
 
 def put_together(at: WrappedAt, find: Callable[[Any], Any]) -> torch.Tensor:
-    """Return the tensor made of what `find` returns for each part."""
+    """Return the tensor rebuilt from the parts that `find` returns."""
     parts = {name: find(part) for name, part in at.parts.items()}
     kind: Any = at.kind
     made: torch.Tensor = kind.__tensor_unflatten__(parts, at.context, at.size, at.stride)
@@ -81,7 +82,7 @@ def put_together(at: WrappedAt, find: Callable[[Any], Any]) -> torch.Tensor:
 
 
 def list_parts(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that store a tensor's numbers, which is itself or its parts."""
+    """Yield the tensors that store a tensor's data: the tensor itself, or its parts."""
     if not is_wrapped(value):
         yield value
         return
@@ -156,7 +157,7 @@ def find_faults(state: Mapping[str, Any], saved: Mapping[str, SavedTensor | None
             faults.append(f"it has no {entry!r}")
         elif isinstance(value, nn.Module):
             own = _split_model(entry, value)[0]
-            theirs = {name for name in saved if _is_of(name, entry)}
+            theirs = {name for name in saved if _belongs_to(name, entry)}
             faults += [f"{name} is missing" for name in sorted(own.keys() - theirs)]
             faults += [f"{name} is not in this model" for name in sorted(theirs - own.keys())]
             for name in sorted(own.keys() & theirs):
@@ -207,7 +208,7 @@ def restore_state(
                 load(_put_tensors(rest, tensors))
             except (AttributeError, KeyError, TypeError) as error:  # saved by another class
                 raise SpecError(
-                    f"{type(value).__name__} cannot take the {entry!r} of the checkpoint: {error!r}",
+                    f"{type(value).__name__} cannot load the {entry!r} of the checkpoint: {error!r}",
                     hint=f"use the {entry} that was saved, or start a run with another name",
                 ) from error
         else:
@@ -265,7 +266,7 @@ def _parameter_names(state: Mapping[str, Any]) -> dict[nn.Parameter, str]:
     }
 
 
-# Optimizers use the names of parameters, because their numbers depend on the order of the groups.
+# Optimizer states use parameter names, because parameter numbers depend on the order of the groups.
 
 
 def _read_optimizer(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> dict[str, Any]:
@@ -309,8 +310,10 @@ def _restore_optimizer(
     for group in optimizer.param_groups:
         members = [own[parameter] for parameter in group["params"]]
         settings = group_of[members[0]] if members else group
-        own_ways = {key: group[key] for key in _WAYS if key in group}
-        groups.append({**settings, **own_ways, "params": [numbers[name] for name in members]})
+        device_settings = {key: group[key] for key in _DEVICE_SETTINGS if key in group}
+        groups.append(
+            {**settings, **device_settings, "params": [numbers[name] for name in members]}
+        )
     state = {numbers[name]: value for name, value in saved["state"].items() if name in numbers}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     by_name = {name: parameter for parameter, name in own.items()}
@@ -396,12 +399,12 @@ def _find_tensors(value: Any) -> Iterator[TensorAt]:
             yield from _find_tensors(item)
 
 
-def _is_of(name: str, entry: str) -> bool:
+def _belongs_to(name: str, entry: str) -> bool:
     return name.startswith(f"{entry}.")
 
 
 def read_rng() -> bytes:
-    """Return the current states of the generators."""
+    """Return the current states of this rank's random generators."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None:
         name, keys, *rest = numpy.random.get_state()
