@@ -31,5 +31,5 @@ def test_pod_over_its_storage_limit(ground):
     (verdict,) = job.status().history
     assert (verdict.kind.value, verdict.node) == ("lost node", 1), verdict
     assert f"on node {pod['spec']['nodeName']} was evicted" in verdict.message, verdict
-    assert "wrote more than it may" in verdict.message
+    assert "exceeded its storage limit" in verdict.message
     check_results(results, total=TOTAL)

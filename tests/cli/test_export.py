@@ -105,7 +105,7 @@ def test_other_rendezvous(windlass: Cli, solo: Path) -> None:
     assert "--rdzv-backend=etcd-v2" in ran.out
     ran = windlass(*words, "--rdzv-backend", "etcd-v2")
     assert ran.code == 2
-    assert "needs a server to meet at" in ran.err
+    assert "needs the address of a server" in ran.err
 
 
 def test_targets_in_the_image_may_be_missing_here(windlass: Cli) -> None:

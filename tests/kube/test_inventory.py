@@ -98,4 +98,4 @@ def test_network_policies() -> None:
     assert describe_policies([]) == "no policy in the namespace"
     deny = {"spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}}
     text = describe_policies([deny, {"spec": {"podSelector": {"matchLabels": {"a": "b"}}}}])
-    assert text == "2 in the namespace, all pods' egress and ingress is ruled"
+    assert text == "2 in the namespace, egress and ingress of all pods restricted"

@@ -94,7 +94,7 @@ def test_missing_verbs_are_named_and_the_role_is_printed(
     assert "secrets (get create)" in found["rights"].found
     assert found["rights"].more == render_role({"kubernetes": KUBERNETES.rights}, admin.namespace)
     assert "events (list)" in found["more rights"].found
-    assert "say why a job is pending" in found["more rights"].found
+    assert "explain why a job is pending" in found["more rights"].found
     assert found["more rights"].state == "warn"
 
 

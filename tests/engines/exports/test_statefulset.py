@@ -216,12 +216,12 @@ def test_other_rendezvous():
     assert other == shell
     assert "endpoint=etcd:2379" in shell
     assert "is_host" not in shell
-    with pytest.raises(SpecError, match="needs a server to meet at"):
+    with pytest.raises(SpecError, match="needs the address of a server"):
         Rendezvous(backend="etcd-v2")
 
 
 def test_a_taken_folder_is_refused():
-    with pytest.raises(SpecError, match="/code is taken already"):
+    with pytest.raises(SpecError, match="/code is already in use"):
         render(volumes=(read_volume("mine:/code"),))
 
 

@@ -31,7 +31,7 @@ from windlass.kube.diagnosis.blocker import (
     make_condition,
 )
 from windlass.kube.diagnosis.job_admission import IDLE_S
-from windlass.kube.diagnosis.pod_endings import is_taken_with_its_node
+from windlass.kube.diagnosis.pod_endings import is_deleted_with_its_node
 from windlass.kube.objects.fields import (
     Object,
     WatchedObject,
@@ -333,7 +333,7 @@ class UnreachablePods:
             return
         self._checked_s = time.monotonic()
         for pod in self._watch.pods:
-            if is_taken_with_its_node(pod) and self._is_unreachable(pod):
+            if is_deleted_with_its_node(pod) and self._is_unreachable(pod):
                 self._end(pod)
 
     def _is_unreachable(self, pod: Object) -> bool:

@@ -2,9 +2,9 @@
 
 Contains the table of rights, the Role made from it, and the access reviews. The table lists what
 every engine needs, and `make_rights` adds the rights on an engine's own kind. A test compares the
-Role in the docs with what `render_role` prints for the engine `kubernetes`. Code may not use a verb
-that the table lacks. Nothing cluster-wide is ever needed. Kinds that an operator provides are
-checked by API version.
+Role in the docs with what `render_role` prints for the engine `kubernetes`. Code must not use a verb
+that the table lacks. No cluster-wide right is needed. Kinds that an operator provides are checked
+by API version.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Right:
-    """Verbs on one resource, and their purpose. Without an optional right only its purpose is lost."""
+    """Verbs on one resource, and their purpose. A job also runs without its optional rights."""
 
     group: str = ""
-    resource: str  # a subresource as `pods/log`
+    resource: str  # a subresource is written like `pods/log`
     verbs: tuple[str, ...]
     purpose: str
     optional: bool = False
@@ -56,47 +56,47 @@ class MissingRight:
 _MAIN_VERBS = ("get", "list", "watch", "create", "patch", "delete")
 _RIGHTS = (
     Right(resource="pods", verbs=("list", "watch"), purpose="see where a job's nodes are"),
-    Right(resource="pods/log", verbs=("get",), purpose="logs once the agents are gone"),
+    Right(resource="pods/log", verbs=("get",), purpose="read logs after the agents have exited"),
     Right(
         resource="pods/portforward",
         verbs=("get", "create"),
-        purpose="reach node 0: live logs, results, files that travel",
+        purpose="reach node 0 for live logs, results and uploads",
     ),
     Right(
         resource="secrets",
         verbs=("get", "create"),
-        purpose="the job's plan, agent and keys; get: to attach from elsewhere",
+        purpose="store the job's plan, agent and keys; get: attach from another machine",
     ),
-    Right(resource="services", verbs=("create",), purpose="the names of a job's nodes"),
+    Right(resource="services", verbs=("create",), purpose="give a job's nodes DNS names"),
     Right(
         group="networking.k8s.io",
         resource="networkpolicies",
         verbs=("list", "create"),
-        purpose="keep strangers off a job's ports",
+        purpose="restrict a job's ports to its own pods",
     ),
     Right(
         resource="events",
         verbs=("list",),
-        purpose="say why a job is pending",
+        purpose="explain why a job is pending",
         optional=True,
     ),
     Right(
         resource="resourcequotas",
         verbs=("list",),
-        purpose="say which quota is used up",
+        purpose="report which quota is exhausted",
         optional=True,
     ),
     Right(
         resource="persistentvolumeclaims",
         verbs=("list", "create"),
-        purpose="volumes that Windlass makes; say which claim is not bound",
+        purpose="create requested volumes; report which claim is not bound",
         optional=True,
     ),
     Right(
         group="kueue.x-k8s.io",
         resource="localqueues",
         verbs=("list",),
-        purpose="say which Kueue queues there are",
+        purpose="list the Kueue queues",
         optional=True,
     ),
 )
@@ -105,7 +105,7 @@ _RIGHTS = (
 END_LOST_PODS = Right(
     resource="pods",
     verbs=("delete",),
-    purpose="have the pod of a machine that is gone replaced",
+    purpose="replace the pod of a lost machine",
     optional=True,
 )
 
@@ -114,7 +114,7 @@ _LEASES = Right(
     group=JOBS.group,
     resource=JOBS.plural,
     verbs=("create", "patch", "delete"),
-    purpose="end what a killed client leaves, by a Job without pods that has a time to live",
+    purpose="clean up after a killed client, with a Job without pods that has a time to live",
     optional=True,
 )
 
@@ -135,7 +135,7 @@ def render_role(rights: Mapping[str, Sequence[Right]], namespace: str = "") -> s
     """Return the Role for some engines as YAML, with a comment for each rule.
 
     `rights` maps each engine to its rights. The Role is named after its engines, so that no Role replaces
-    another. Without a namespace `kubectl apply -n` chooses it.
+    another. Without `namespace`, the user sets it with `kubectl apply -n`.
     """
     where = f" -n {namespace}" if namespace else ""
     name = "-".join((_ROLE, *sorted(rights)))
@@ -188,10 +188,10 @@ def check_access(api: Api, *, rights: Sequence[Right]) -> list[MissingRight]:
 
 
 def check_needed(api: Api, *, rights: Sequence[Right]) -> None:
-    """Raise `Forbidden` for the first right that no job can do without and the user lacks.
+    """Raise `Forbidden` if the user lacks rights that every job requires.
 
-    Usually this is one request, which lists the user's rules. Rights that the list lacks are checked one by
-    one, since some authorizers cannot list all they allow.
+    Usually this takes one request, which lists the user's rules. Rights that the list lacks are checked one
+    by one, because some authorizers cannot list everything they allow.
     """
     needed = [right for right in rights if not right.optional]
     try:
@@ -199,7 +199,7 @@ def check_needed(api: Api, *, rights: Sequence[Right]) -> None:
         doubtful = [right for right in needed if not _is_listed(right, rules)]
         missing = check_access(api, rights=doubtful) if doubtful else []
     except Forbidden:
-        return  # access reviews are forbidden here, so a job's own requests will report it
+        return  # access reviews are forbidden, so the job's own requests report missing rights
     if missing:
         raise _make_forbidden(missing, api)
 
@@ -213,7 +213,7 @@ def _make_forbidden(missing: Sequence[MissingRight], api: Api) -> Forbidden:
         hint = f"is {namespace} the right --namespace? {hint}"
     else:
         purposes = "; ".join(dict.fromkeys(one.right.purpose for one in missing))
-        why = f"{verbs} in namespace {namespace}; a job needs it for: {purposes}"
+        why = f"{verbs} in namespace {namespace}; a job needs it to {purposes}"
     return Forbidden(f"you may not {why}", hint=hint, code=403, reason="Forbidden")
 
 
@@ -246,7 +246,7 @@ def _is_allowed(api: Api, one: MissingRight) -> bool:
 def may(
     api: Api, verb: str, resource: str, *, group: str = "", part: str = "", namespace: str = ""
 ) -> bool:
-    """Return whether the user may do this. Without a namespace, in the whole cluster."""
+    """Return whether the user has this right, in a namespace or (by default) in the whole cluster."""
     attributes = {
         "verb": verb,
         "group": group,
@@ -312,5 +312,5 @@ def _make_missing(api: Api, need: Need) -> EngineMissing:
     return EngineMissing(
         f"this cluster does not serve {kind.name} ({kind.api_version})"
         f"{f'; it has {there}' if there else ''}",
-        hint=f"install {need.product}, or use `--engine kubernetes`; `windlass engines` shows what is there",
+        hint=f"install {need.product}, or use `--engine kubernetes`; `windlass engines` lists the engines",
     )

@@ -1,6 +1,6 @@
-"""Client of one cluster's API server as one user, with plain dicts and errors from `api_errors`.
+"""Client for one cluster's API server as one user, with plain dicts and errors from `api_errors`.
 
-Everything that reads or changes a cluster uses this client. It does not interpret objects. Every request
+All code that reads or changes a cluster uses this client. It does not interpret objects. Every request
 has a deadline, and is retried for about ten seconds while the server is busy or unreachable.
 """
 
@@ -45,9 +45,9 @@ def connect(
     engine: str = DEFAULT_ENGINE,
     environ: Mapping[str, str] = os.environ,
 ) -> Api:
-    """Return a client of the kubeconfig's cluster, or of the cluster this pod runs in.
+    """Return a client for the kubeconfig's cluster, or for the cluster this pod runs in.
 
-    No request is sent yet. `engine` is the calling engine, whose needs appear in error hints.
+    Sends no request. `engine` is the calling engine, which error hints refer to.
     """
     target = read_target(context=context, namespace=namespace, environ=environ)
     return Api(Transport(target, environ, engine=engine))
@@ -90,7 +90,7 @@ class Api:
     ) -> tuple[Objects, str]:
         """Return all matching objects, and the version of the list, from which a watch continues.
 
-        `keep` reduces each object as its page is read, since a thousand whole pods need much memory.
+        `keep` reduces each object as its page is read, because a thousand complete pods need much memory.
         """
         for tries_left in reversed(range(_NUM_LISTS)):
             try:
@@ -125,10 +125,10 @@ class Api:
     ) -> Object:
         """Create an object. Raise `Conflict` if it exists. With `brief`, return only its metadata.
 
-        A create whose answer was lost is retried, and may then find its own object. An equal annotation
-        `windlass.dev/submit` shows that it is ours. Without that annotation the conflict is raised. A body
-        with `generateName` is retried only if the first request certainly had no effect, because a second
-        one would create a second object.
+        If the response to a create is lost, the retry may find the object that the first request created.
+        It recognizes that object by an equal annotation `windlass.dev/submit`, and otherwise raises the
+        conflict. A body with `generateName` is retried only if the first request certainly had no effect,
+        because the retry would create a second object.
         """
         metadata = body.get("metadata") or {}
         name = str(metadata.get("name") or "")
@@ -218,7 +218,7 @@ class Api:
     ) -> Iterator[tuple[str, Object]]:
         """Yield existing objects as ("ADDED", object), then ("SYNCED", {}), then changes as they happen.
 
-        Ends when `stop` is set or after `timeout_s`. `watch.py` describes the failures that it survives.
+        Ends when `stop` is set or after `timeout_s`. `watch.py` lists the failures that are retried.
         """
         return watch_objects(
             self._transport,
@@ -232,7 +232,7 @@ class Api:
             HttpRequest(
                 method="GET",
                 path=kind.path(namespace=self.namespace),
-                asked=self._words("watch", kind),
+                asked=self._describe("watch", kind),
                 params={"labelSelector": labels, "fieldSelector": fields},
             ),
             stop=stop,
@@ -253,7 +253,7 @@ class Api:
         timeout_s: float = _LOG_S,
         is_retried: bool = True,
     ) -> bytes:
-        """Return the part of a container's output that the node still has."""
+        """Return a container's output, as far as the node still has it."""
         params = {
             "container": container,
             "tailLines": tail_lines,
@@ -281,9 +281,9 @@ class Api:
         params: Mapping[str, Any] | None = None,
         timeout_s: float = 10.0,
     ) -> Any:
-        """Send any other request by its path, as reviews, `/apis` or `/version`.
+        """Send any other request by its path, such as a review, `/apis` or `/version`.
 
-        Return the decoded JSON of the answer, or its text if it is not JSON.
+        Return the decoded JSON of the response, or its text if it is not JSON.
         """
         is_review = method == "POST" and path.rstrip("/").endswith("reviews")
         request = HttpRequest(
@@ -315,7 +315,7 @@ class Api:
 
     def _forward_request(self, pod: str) -> tuple[str, str]:
         path = PODS.path(namespace=self.namespace, name=pod, part="portforward")
-        return path, self._words("forward a port of", PODS, pod)
+        return path, self._describe("forward a port of", PODS, pod)
 
     def _object(self, *args: Any, **options: Any) -> Object:
         data = self._ask(*args, **options).data
@@ -346,10 +346,10 @@ class Api:
         path = kind.path(
             namespace=namespace or self.namespace, name="" if method == "POST" else name, part=part
         )
-        asked = self._words(verb, kind, name, namespace, part)
+        asked = self._describe(verb, kind, name, namespace, part)
         return self._transport.ask(HttpRequest(method=method, path=path, asked=asked, **options))
 
-    def _words(
+    def _describe(
         self,
         verb: str,
         kind: ObjectKind,

@@ -1,4 +1,4 @@
-"""Errors of requests to an API server, each with a hint about what to do next. Pure.
+"""Errors of requests to an API server, each with a hint about what to do next. No I/O.
 
 - `ClusterError`: the request failed, after any useful retries. A subclass of `EngineError`.
 - `Unreachable`: no answer because of a refused connection, an unknown host, TLS, or the deadline.
@@ -8,7 +8,8 @@
 - `Conflict`: the object exists already, or another client changed it.
 - `Rejected`: quota, admission or validation failed, in the server's own words.
 
-Only this module maps foreign errors. It passes the server's messages on unchanged.
+Only this module translates errors of the server and of the HTTP library. It keeps the server's messages
+unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _WEBHOOK_CALL = re.compile(r'failed calling webhook "(?P<name>[^"]+)": (?P<why>.
 
 
 class ClusterError(EngineError):
-    """Failed request to a cluster. `code` and `reason` come from the server."""
+    """Failed request to a cluster, with the `code` and `reason` that the server returned."""
 
     def __init__(
         self, message: str, *, hint: str = "", code: int | None = None, reason: str = ""
@@ -44,7 +45,7 @@ class ClusterError(EngineError):
         if code in _BUSY:
             self.retryable = True
         self.maybe_done = code is None or code >= 500  # the server may have carried out the request
-        self.was_lost = False  # it may have carried out an earlier attempt
+        self.was_lost = False  # the server may have carried out an earlier attempt
         self.retry_after_s = 0.0
 
 
@@ -109,14 +110,14 @@ def read_refusal(code: int, body: bytes, *, asked: str, where: ClusterPlace) -> 
     elif code == 410:
         hint = "list again"
     elif code in (400, 405, 406, 413, 415, 422):
-        kind, hint = Rejected, "change what the text names"
+        kind, hint = Rejected, "fix the problem that the message names"
     elif code in _BUSY:
         hint = "the server is overloaded or failing; try again later"
     return kind(f"could not {asked}: {text}", hint=hint, code=code, reason=reason)
 
 
 def _read_status(code: int, body: bytes) -> tuple[str, str]:
-    """Return message and reason of a Status object, or the text of a proxy that answered instead."""
+    """Return the message and reason of a Status object, or the text that a proxy sent instead."""
     try:
         status = json.loads(body)
     except ValueError:
@@ -139,10 +140,10 @@ def _make_unauthorized(text: str, where: ClusterPlace) -> Unauthorized:
 def _make_forbidden(text: str, reason: str, *, asked: str, where: ClusterPlace) -> ClusterError:
     match = _MAY_NOT.search(text)
     if match is None:
-        # Quota, Pod Security and webhooks also answer 403, but a Role would not help.
+        # Quotas, Pod Security and webhooks also return 403, but a Role would not help.
         return Rejected(
             f"the cluster refused to {asked}: {text}",
-            hint="change what the text names, or ask an admin about that rule",
+            hint="fix the problem that the message names, or ask an admin about that rule",
             code=403,
             reason=reason,
         )
@@ -161,10 +162,10 @@ def _make_forbidden(text: str, reason: str, *, asked: str, where: ClusterPlace) 
 def _make_webhook_error(
     webhook: re.Match[str], code: int, reason: str, *, asked: str, where: ClusterPlace
 ) -> ClusterError:
-    """Return the error for a webhook that does not answer. The object itself was not rejected."""
-    hint = "the operator that it belongs to may be down: ask an admin of the cluster to look at it"
+    """Return the error for a webhook that does not answer. It has not rejected the object."""
+    hint = "its operator may be down: ask an admin of the cluster to check it"
     if where.engine != DEFAULT_ENGINE:
-        hint += f", or use `--engine {DEFAULT_ENGINE}`, which needs none"
+        hint += f", or use `--engine {DEFAULT_ENGINE}`, which needs no operator"
     return ClusterError(
         f"could not {asked}: the cluster's webhook {webhook['name']} does not answer: {webhook['why']}",
         hint=hint,
@@ -185,7 +186,7 @@ def _make_not_found(text: str, reason: str, *, asked: str, where: ClusterPlace) 
         return NotFound(f"could not {asked}: {text}", code=404, reason=reason)
     return NotFound(
         f"could not {asked}: {where} does not serve it",
-        hint=f"it may lack an operator: `windlass doctor -e {where.engine}` shows what is there",
+        hint=f"it may lack an operator: `windlass doctor -e {where.engine}` lists the installed operators",
         code=404,
         reason=reason,
     )

@@ -1,4 +1,4 @@
-"""Logins as headers and certificates, from tokens, token files and exec plug-ins.
+"""Logins from tokens, token files and exec plug-ins, in the form of headers and certificates.
 
 A plug-in's credential is kept until it expires or the server no longer accepts it. This module starts
 plug-ins and reads token files, but opens no connection.
@@ -31,7 +31,7 @@ _VERSIONS = tuple(f"client.authentication.k8s.io/{v}" for v in ("v1", "v1beta1",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """Credentials of one user, as they are sent."""
+    """Credentials of one user, in the form that requests send."""
 
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     certificate_pem: bytes = field(default=b"", repr=False)
@@ -40,7 +40,7 @@ class Login:
 
 
 class LoginSource:
-    """Source of the current login. Thread-safe: concurrent callers share one run of the plug-in."""
+    """Source of the current login. Thread-safe. Concurrent callers share one run of the plug-in."""
 
     def __init__(self, target: ClusterTarget, environ: Mapping[str, str]) -> None:
         self._target = target
@@ -180,7 +180,7 @@ def _run(command: list[str], *, environ: Mapping[str, str], is_interactive: bool
             env=dict(environ),
             stdin=None if is_interactive else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=None if is_interactive else subprocess.PIPE,  # the user may have to react to it
+            stderr=None if is_interactive else subprocess.PIPE,  # may ask the user to log in
         )
     except OSError as error:
         raise ConfigError(

@@ -72,15 +72,15 @@ def _open_websocket(
 
 
 class _Websocket:
-    """The websocket: its socket, the protocol's state, and the data of the pod's port."""
+    """Websocket to a pod's port: its socket, the protocol's state, and buffered data."""
 
     def __init__(self, transport: Transport, url: str, *, end_s: float, asked: str) -> None:
         target, login = transport.target, transport.login.current()
         context = make_tls_context(target, login) if url.startswith("https:") else None
         left_s = max(0.1, end_s - time.monotonic())
         self.sock = open_socket(target, context, proxy=transport.proxy, timeout_s=left_s)
-        self.inbound = bytearray()  # the pod's data that was not read yet
-        self.outbound = bytearray()  # frames that were not sent yet
+        self.inbound = bytearray()  # data from the pod that has not been read yet
+        self.outbound = bytearray()  # frames that have not been sent yet
         self._asked = asked
         self._opened: set[int] = set()
         self._channel = _DATA
@@ -125,7 +125,7 @@ class _Websocket:
 
     @property
     def is_ended(self) -> bool:
-        """True if no more data will come."""
+        """True if no more data will arrive."""
         return self._has_error or self._protocol.state not in (State.CONNECTING, State.OPEN)
 
     def _read_frames(self) -> None:
@@ -149,7 +149,7 @@ class _Websocket:
                 self._has_error = True
 
     def _render_frames(self) -> None:
-        """Move the protocol's frames, pongs included, to `outbound`."""
+        """Move frames from the protocol to `outbound`, including its pongs."""
         for data in self._protocol.data_to_send():
             self.outbound += data
 
@@ -170,11 +170,11 @@ class _Websocket:
         return bool(data)
 
     def has_decrypted(self) -> bool:
-        """Return whether TLS holds decrypted bytes, for which the socket never becomes readable."""
+        """Return whether TLS has buffered decrypted bytes, which a poll of the socket does not report."""
         return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
 
     def send(self, data: bytes) -> None:
-        """Queue data for the pod, which `flush` writes."""
+        """Queue data for the pod. `flush` writes it."""
         try:
             self._protocol.send_binary(bytes((_DATA,)) + data)
         except InvalidState as error:
@@ -182,13 +182,13 @@ class _Websocket:
         self._render_frames()
 
     def send_close(self) -> None:
-        """Queue a close frame, unless the connection is closing already."""
+        """Queue a close frame, unless the connection is already closing."""
         if self._protocol.state is State.OPEN:
             self._protocol.send_close(1000)
             self._render_frames()
 
     def flush(self) -> None:
-        """Write what the socket takes now."""
+        """Write as much as the socket accepts now."""
         while self.outbound:
             try:
                 num_bytes = self.sock.send(memoryview(self.outbound)[:_CHUNK_BYTES])
@@ -205,14 +205,14 @@ class PodStream:
         self._timeout_s: float | None = None
 
     def settimeout(self, timeout_s: float | None) -> None:
-        """Set the timeout of each `recv` and `sendall`. With 0 they never wait."""
+        """Set the timeout of each `recv` and `sendall`. With 0, neither blocks."""
         self._timeout_s = timeout_s
 
     def fileno(self) -> int:
         return self._websocket.sock.fileno()
 
     def pending(self) -> bool:
-        """Return whether data is buffered, for which the socket does not become readable."""
+        """Return whether data is buffered, which a poll of the socket does not report."""
         return bool(self._websocket.inbound) or self._websocket.has_decrypted()
 
     def sendall(self, data: bytes) -> None:
@@ -249,7 +249,7 @@ class PodStream:
             raise TimeoutError("timed out")
 
     def close(self) -> None:
-        """Send a close frame if the socket takes it now, and close."""
+        """Send a close frame if the socket accepts it now, and close."""
         with contextlib.suppress(OSError):
             self._websocket.send_close()
             self._websocket.flush()
@@ -257,15 +257,15 @@ class PodStream:
 
 
 class _Pump:
-    """Copy loop between a websocket and a local socket, which runs until one side is done."""
+    """Loop that copies data between a websocket and a local socket until one side has finished."""
 
     def __init__(self, websocket: _Websocket, local: socket.socket, *, name: str) -> None:
         self._websocket = websocket
         self._local = local
         self._local.setblocking(False)
         self._name = name
-        self._has_local_ended = False  # it sends no more
-        self._is_local_closed = False  # nor does it read
+        self._has_local_ended = False  # the local side will send no more data
+        self._is_local_closed = False  # the local side no longer reads
 
     def run(self) -> None:
         try:
@@ -330,7 +330,7 @@ class _Pump:
                 return  # there is probably no more data
 
     def _wait(self) -> tuple[bool, bool]:
-        """Wait for a socket. Return whether the websocket and the local socket may be read."""
+        """Wait until a socket is ready. Return whether the websocket and the local socket may be read."""
         websocket = self._websocket
         may_receive, may_send = self._may_receive(), self._may_send()
         poll = select.poll()
@@ -356,7 +356,7 @@ class _Pump:
         return has_decrypted or websocket.sock.fileno() in ready, has_unread or bool(of_local)
 
     def _send_close(self) -> None:
-        """Send the rest and a close frame, within a deadline because the server may not read."""
+        """Send the remaining data and a close frame, with a deadline because the server may not read."""
         websocket = self._websocket
         websocket.send_close()
         websocket.sock.settimeout(_FLUSH_S)

@@ -1,8 +1,8 @@
 """Cluster and user from kubeconfig files or the pod's service account, as a `ClusterTarget`.
 
-The rules are those of kubectl. $KUBECONFIG may name several files, and the first to define an entry
-wins. Otherwise ~/.kube/config is read, or the service account of the current pod. This module only
-reads files. `kube.client.auth` fetches credentials.
+The rules are those of kubectl. $KUBECONFIG may name several files, and the first one that defines an
+entry takes precedence. Without it, ~/.kube/config is read, or the service account of the current pod.
+This module only reads files. `kube.client.auth` fetches credentials.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class User:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterTarget:
-    """Cluster, user and namespace, which is all that a connection needs."""
+    """Cluster, user and namespace: everything that a connection needs."""
 
     server: str
     context: str
@@ -209,7 +209,7 @@ def _target_of(config: _Config, name: str, namespace: str) -> ClusterTarget:
     if not server.startswith(("https://", "http://")):
         raise ConfigError(
             f"cluster {context.text('cluster')!r} in {cluster.path} has no usable server: {server!r}",
-            hint="it must be like https://host:6443",
+            hint="use the form https://host:6443",
         )
     user_name = context.text("user")
     user = _find(config.users, user_name, "user", "the kubeconfig has") if user_name else None

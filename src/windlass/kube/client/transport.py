@@ -1,8 +1,8 @@
 """HTTP requests to an API server: TLS, proxy, login, deadline, and retries.
 
-The only user of urllib3. It handles paths and bytes, not object kinds. Failures become the errors of
-`api_errors`. A client key is briefly stored in a file of mode 0600, because OpenSSL reads keys only
-from files.
+Only this module uses urllib3. It handles paths and bytes, not object kinds. Failures are raised as the
+errors of `api_errors`. A client key is briefly stored in a file of mode 0600, because OpenSSL reads keys
+only from files.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from windlass.names import VERSION
 REQUEST_S = 10.0
 RETRY_FOR_S = 10.0
 _JSON = "application/json, */*"
-# Avoids getting a whole compressed Secret back, which costs 0.1 s on a busy machine.
+# Requests only the metadata. A whole compressed Secret in the response costs 0.1 s on a busy machine.
 _BRIEF = f"application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1, {_JSON}"
 _PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
@@ -98,7 +98,7 @@ def _load_client_key(context: ssl.SSLContext, login: Login, target: ClusterTarge
 def find_proxy(target: ClusterTarget, environ: Mapping[str, str]) -> str:
     """Return the proxy to use, or an empty string.
 
-    The kubeconfig takes precedence over $HTTPS_PROXY, which $NO_PROXY limits.
+    The kubeconfig takes precedence over $HTTPS_PROXY. $NO_PROXY lists the hosts without a proxy.
     """
     url = urlsplit(target.server)
     proxy = target.proxy_url or _proxy_of_environ(url, environ)
@@ -201,7 +201,7 @@ def _open_tunnel(host: str, port: int, *, proxy: str, timeout_s: float) -> socke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRequest:
-    """HTTP request, with its description for errors in `asked`."""
+    """HTTP request. `asked` describes it in errors."""
 
     method: str
     path: str
@@ -210,7 +210,7 @@ class HttpRequest:
     body: object = None
     content_type: str = "application/json"
     timeout_s: float = REQUEST_S
-    is_repeatable: bool = True  # repeating it has no further effect
+    is_repeatable: bool = True  # idempotent
     is_retried: bool = True  # retry after transient failures
     is_brief: bool = False  # return only the metadata of the object
 
@@ -222,7 +222,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpAnswer:
-    """HTTP answer. With `was_lost` the server may have carried out an earlier attempt, too."""
+    """HTTP response. With `was_lost`, the server may also have carried out an earlier attempt."""
 
     data: bytes
     was_lost: bool
@@ -256,7 +256,7 @@ class Transport:
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
     def ask(self, request: HttpRequest) -> HttpAnswer:
-        """Return the answer. Retry for about ten seconds while the server is busy or unreachable."""
+        """Return the response. Retry for about ten seconds while the server is busy or unreachable."""
         give_up_s = time.monotonic() + self._retry_for_s
         num_tries = 0
         was_lost = False
@@ -281,7 +281,7 @@ class Transport:
     def open(
         self, request: HttpRequest, *, read_timeout_s: float | None = None
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """Send the request once, and yield the unread response. Raise the error that a refusal maps to."""
+        """Send the request once, and yield the unread response. Raise an error if the server refuses it."""
         login = self.login.current()
         response = self._send(request, login, read_timeout_s)
         if response.status == 401 and self.login.renew(login):
@@ -294,7 +294,7 @@ class Transport:
         except urllib3.exceptions.HTTPError as error:
             raise self._unreachable(error, request) from error
         finally:
-            response.close()  # a fully read one has already returned to the pool
+            response.close()  # a fully read response has already returned its connection to the pool
 
     def _send(
         self, request: HttpRequest, login: Login, read_timeout_s: float | None
@@ -331,7 +331,7 @@ class Transport:
             raise self._unreachable(error, request) from error
 
     def _pools(self, login: Login) -> urllib3.PoolManager:
-        """Return the connection pool, replaced when a plug-in returns another certificate."""
+        """Return the connection pool. Replace it if a plug-in has returned another certificate."""
         key = (login.certificate_pem, login.key_pem)
         with self._lock:
             if self._manager is None or self._manager[0] != key:
@@ -367,7 +367,7 @@ class Transport:
         try:
             error.retry_after_s = float(response.headers.get("Retry-After") or 0)
         except ValueError:
-            pass  # ignore a date and use our own back-off
+            pass  # it may be a date: use our own back-off
         return error
 
     def _unreachable(self, error: Exception, request: HttpRequest) -> Unreachable:

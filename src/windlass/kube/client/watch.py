@@ -1,9 +1,9 @@
 """Watches of objects: a list, then changes, with reconnects after interruptions.
 
-A watch retries with back-off, for as long as the caller wants it, while the server is busy or unreachable.
-Only the first list can fail like any request. If the server no longer has the watched version (410), the
-watch lists all objects again. Existing objects are reported as ADDED once more, vanished ones as DELETED,
-and SYNCED ends that list, too. Objects are not interpreted here.
+While the server is busy or unreachable, a watch retries with back-off until the caller stops it. Only the
+first list can fail like any other request. If the server no longer has the watched version (410), the watch
+lists all objects again. It then reports existing objects as ADDED once more, vanished ones as DELETED, and
+SYNCED at the end of the list. Objects are not interpreted here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 Event = tuple[str, dict[str, Any]]
 OnOutage = Callable[[ClusterError | None], None]
 ReadList = Callable[[bool], tuple[list[dict[str, Any]], str]]
-# The server ends each request after this time. A much longer silence means a dead connection.
+# The server ends each request after this time. After a much longer silence the connection counts as dead.
 _ROUND_S = 60.0
 _LONGEST_SILENCE_S = _ROUND_S + 15.0
 _SHORTEST_ROUND_S = 0.5
@@ -61,7 +61,7 @@ def watch_objects(
     on_outage: OnOutage = lambda _error: None,
     keep: Callable[[dict[str, Any]], dict[str, Any]] = lambda thing: thing,
 ) -> Iterator[Event]:
-    """Yield events until `stop` is set or the time is over.
+    """Yield events until `stop` is set or `timeout_s` has passed.
 
     `on_outage` is called with each error that is retried, and with None once the watch is connected again.
     `keep` reduces changed objects, while `read_list` reduces listed ones itself.
@@ -107,7 +107,7 @@ def _pause(stop: threading.Event, pause_s: float, end_s: float) -> None:
 
 
 def _list(read_list: ReadList, seen: _Seen, *, is_retried: bool) -> Iterator[Event]:
-    """Yield all objects. Only the first list is retried by the request, since later ones check `stop`."""
+    """Yield all objects. Only the first list uses the request's own retries: later ones must check `stop`."""
     things, version = read_list(is_retried)
     before = seen.objects
     seen.objects = {str(thing["metadata"]["uid"]): thing for thing in things}
@@ -183,7 +183,7 @@ def _cut_when(
                 try:
                     response.shutdown()
                 except (OSError, RuntimeError, ValueError):
-                    pass  # it has ended already
+                    pass  # already ended
                 return
 
     threading.Thread(target=cut, name="windlass-watch", daemon=True).start()

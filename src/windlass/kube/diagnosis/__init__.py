@@ -1,1 +1,1 @@
-"""Why pods of a job wait, are not made, fail to start, or have ended. Pure."""
+"""Diagnoses of pods that wait, cannot be created, fail to start, or have ended. No I/O."""

@@ -1,4 +1,4 @@
-"""Blockers, which keep a job from running: the record, its reasons, and their rank.
+"""Blockers: the reasons that keep a job from running, and their order of importance.
 
 `pod_blockers`, `pod_scheduling` and `job_admission` find blockers. Programs match on the reasons.
 """
@@ -20,7 +20,7 @@ CREATE_FAILED = "FailedCreate"
 IMAGE_NAME = "InvalidImageName"
 IMAGE_PULL = "ImagePull"
 CONTAINER_CONFIG = "CreateContainerConfigError"
-START_ERROR = "StartError"  # the image lacks the program, so other nodes fail, too
+START_ERROR = "StartError"  # the image lacks the program, so all other nodes fail too
 RUNTIME_REFUSED = "RuntimeRefused"
 CRASH_LOOP = "CrashLoop"
 VOLUME = "VolumeMissing"
@@ -73,17 +73,17 @@ class Blocker:
 
     @property
     def rank(self) -> int:
-        """Rank of the reason, where smaller is more important."""
+        """Rank of the reason. A lower rank is more important."""
         return _RANKS.get(self.reason, len(_RANKS))
 
     @property
     def is_hopeless(self) -> bool:
-        """True if waiting does not help, so that a user has to change something."""
+        """True if waiting does not help and the user has to change something."""
         return self.rank <= _RANKS[START_ERROR] or self.reason == CONTAINER_CONFIG
 
 
 def flag_for(resource: str) -> str:
-    """Return the flag that asks for a resource of pods."""
+    """Return the command-line flag that sets a pod's request for this resource."""
     return _FLAGS.get(resource, "--gpus")
 
 
@@ -91,14 +91,14 @@ def make_half_submitted(since_s: float) -> Blocker:
     """Return the blocker of a job whose submit was interrupted."""
     return Blocker(
         reason=HALF_SUBMITTED,
-        message="the job was made but never started: its submit did not finish",
-        hint="windlass rm JOB removes it; then submit the job again",
+        message="the job was created but never started: its submit did not finish",
+        hint="remove it with windlass rm JOB, then submit the job again",
         since_s=since_s,
     )
 
 
 def needs_room(condition: Condition) -> bool:
-    """Return whether the job waits for others to end, because nodes, quota or queue are full."""
+    """Return whether the job waits for other jobs to end, because nodes, quota or queue are full."""
     if condition.type != CONDITION:
         return False
     return condition.reason in (QUOTA, NOT_ADMITTED) or WHEN_OTHERS_END in condition.text

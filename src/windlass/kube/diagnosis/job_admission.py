@@ -1,4 +1,4 @@
-"""Blockers of a job's object without pods: Kueue has not admitted it, or its operator is idle.
+"""Blockers of a job's object that has no pods: Kueue has not admitted it, or its operator is idle.
 
 These functions are pure. They take the JSON of the object and of events, and the names of the
 namespace's queues, and return one blocker. Kueue's reasons are parsed from its messages, which differ
@@ -42,7 +42,7 @@ _OVER = re.compile(
 )
 _BUSY = re.compile(r"insufficient unused quota for \S+ in flavor ([^\s,]+)")
 _UNSERVED = re.compile(r"resource (\S+) unavailable in ClusterQueue")
-IDLE_S = 15.0  # operators need a moment to make pods
+IDLE_S = 15.0  # operators need some time to create pods
 
 
 def read_suspension(
@@ -83,8 +83,8 @@ def read_waiting(
 ) -> Blocker:
     """Return why an object waits in its queue.
 
-    `queues` are those of the namespace, or None if the user may not read them. `prefix` is what Kueue
-    prepends to the names of objects of this kind to name its Workloads.
+    `queues` are those of the namespace, or None if the user may not read them. Kueue names the Workload of
+    an object `prefix` plus the object's name.
     """
     queue = labels_of(job)[names.LABEL_QUEUE]
     if queues is not None and queue not in queues:
@@ -96,7 +96,7 @@ def read_waiting(
         return Blocker(
             reason=QUEUE_TOO_SMALL,
             message=f'it will never start in the queue "{queue}": {sentence}',
-            hint=f"ask for less with {flag} or --nodes, use another --queue, or ask for more quota",
+            hint=f"request less with {flag} or --nodes, use another --queue, or ask for more quota",
             since_s=since_s,
         )
     return Blocker(
@@ -111,7 +111,7 @@ def read_waiting(
 def _make_missing_queue(queue: str, queues: Sequence[str], since_s: float) -> Blocker:
     more = f" and {len(queues) - _MAX_NAMED} more" if len(queues) > _MAX_NAMED else ""
     there = f"there are: {', '.join(queues[:_MAX_NAMED])}{more}" if queues else "there are none"
-    hint = "use another --queue, or have an admin make this LocalQueue"
+    hint = "use another --queue, or ask an admin to create this LocalQueue"
     return Blocker(
         reason=QUEUE_MISSING,
         message=f'there is no queue "{queue}" in the job\'s namespace; {there}',
@@ -121,14 +121,14 @@ def _make_missing_queue(queue: str, queues: Sequence[str], since_s: float) -> Bl
 
 
 def _why_never(why: str) -> tuple[str, str] | None:
-    """Return the resource of which the whole quota is too small, and a sentence.
+    """Return the resource whose total quota is too small for the object, and a sentence about it.
 
     Return None if the object may start later.
     """
     if unserved := _UNSERVED.search(why):
         return unserved[1], f"the queue has no quota for {unserved[1]}"
     over = list(_OVER.finditer(why))
-    # A flavor that is only busy will have room later.
+    # A busy flavor will have free quota later.
     if not over or set(_BUSY.findall(why)) - {match["flavor"] for match in over}:
         return None
     resource = over[0]["resource"]
@@ -136,14 +136,14 @@ def _why_never(why: str) -> tuple[str, str] | None:
     most = over[0]["most"] or over[0]["most_then"]
     return (
         resource,
-        f"it asks for {wanted} {resource} in all, but the queue's whole quota is {most}",
+        f"it asks for {wanted} {resource} in all, but the queue's total quota is {most}",
     )
 
 
 def _read_last_message(prefix: str, events: Sequence[Object]) -> str:
     """Return the newest message of Kueue about an object, from the events of its Workload.
 
-    Unlike Workloads, events need no further right.
+    Events need no additional right, unlike the Workload itself.
     """
     messages = [
         event
@@ -165,10 +165,10 @@ def find_idle_operator(
     num_pods: tuple[int, int],
     since_s: float,
 ) -> Blocker:
-    """Return the blocker of an object that may run and lacks pods.
+    """Return the blocker of an object that is allowed to run but lacks pods.
 
-    It contains the last warning of the operator, which may also be down. `num_pods` are the existing and the
-    wanted number of pods. `since_s` is the time of the last event about a pod.
+    Its message contains the operator's last warning, or asks whether the operator is running. `num_pods` is
+    the existing and the wanted number of pods. `since_s` is the time of the last event about a pod.
     """
     num_here, num_wanted = num_pods
     missing = f"{num_wanted - num_here} of {num_wanted} pods" if num_here else "the pods"
@@ -182,7 +182,7 @@ def find_idle_operator(
         reason=OPERATOR_IDLE,
         message=f"{operator} has not made {missing} of {object_name}"
         f"{f', and says: {warning}' if warning else ': is its controller running?'}",
-        hint=f"kubectl describe {kind.lower()} {name_of(body)} shows what it did; "
-        "ask an admin of the cluster to look at it, or use --engine kubernetes",
+        hint=f"kubectl describe {kind.lower()} {name_of(body)} shows its events; "
+        "ask an admin of the cluster to check it, or use --engine kubernetes",
         since_s=max(created_s(body), resumed_s, since_s),
     )

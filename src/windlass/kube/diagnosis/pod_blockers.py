@@ -1,7 +1,8 @@
 """Blockers of a job's pods, most important first, each with one sentence for the user.
 
 These functions are pure. They take the JSON of pods, events and other readable objects, and return blockers.
-A dialect reads the hold on its main object itself. Other modules display the blockers and end the wait.
+The dialect itself finds out whether its main object is held. Other modules display the blockers and decide
+whether to keep waiting.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ _REFUSED = (  # as Kubernetes, Kubeflow and KubeRay report it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodMaker:
-    """Maker of the pods: the kind and name in its events, and the number of pods that it wants."""
+    """Object that creates the pods: its kind and name, as in events, and its wanted number of pods."""
 
     kind: str
     name: str
     created_s: float
     num_pods: int
-    workers: str = ""  # the name of an optional second maker
+    workers: str = ""  # name of an optional second object that creates pods
 
 
 def find_pod_blockers(
@@ -67,7 +68,7 @@ def find_pod_blockers(
     nodes: Sequence[Object],
     last_lines: Mapping[str, str],
 ) -> list[Blocker]:
-    """Return the blockers of pods that are allowed to run, most important first."""
+    """Return the blockers of a job's pods, most important first. The main object must not be held."""
     blockers = [
         *_find_uncreated(maker, pods, events, quotas),
         *_find_uncreated_workers(maker, pods, events, quotas),
@@ -88,7 +89,7 @@ def _make(diagnosis: Diagnosis, *, pod: str = "", since_s: float = 0.0) -> Block
 
 
 def _merge(blockers: Sequence[Blocker]) -> Iterator[Blocker]:
-    """Merge the blockers of pods that wait for the same reason into one, with their number."""
+    """Merge blockers with the same reason and message into one that states the number of pods."""
     groups: dict[tuple[str, str], list[Blocker]] = {}
     for blocker in blockers:
         groups.setdefault((blocker.reason, blocker.message), []).append(blocker)
@@ -148,7 +149,7 @@ def _find_uncreated_workers(
 
 
 def _left(diagnosis: Diagnosis, quotas: Sequence[Object]) -> str:
-    """Name the other exhausted limits of a quota, since the event names only the first one."""
+    """Name the other exhausted limits of a quota, because the event names only the first one."""
     if diagnosis.reason != reasons.QUOTA:
         return ""
     full = []
@@ -166,7 +167,7 @@ def _left(diagnosis: Diagnosis, quotas: Sequence[Object]) -> str:
 
 
 def _by_index(pods: Sequence[Object], index_of: IndexOf) -> list[list[Object]]:
-    """Group pods by node index, oldest first. A pod without a known index is a group of its own."""
+    """Group pods by node index, oldest first. Each pod without a known index forms its own group."""
     by_index: dict[int | str, list[Object]] = {}
     for pod in sorted(pods, key=created_s):
         index = index_of(pod)
@@ -177,7 +178,7 @@ def _by_index(pods: Sequence[Object], index_of: IndexOf) -> list[list[Object]]:
 def _diagnose_once(
     known: dict[tuple[str, str], Diagnosis], pod: Object, sentence: str, nodes: Sequence[Object]
 ) -> Diagnosis:
-    """Diagnose a pod, reusing the diagnosis of an identical pod, as a job may have thousands of them."""
+    """Diagnose a pod. Reuse the diagnosis of an identical pod, because a job may have thousands."""
     spec = pod.get("spec", {})
     like = (sentence, repr((container_spec_of(pod).get("resources"), spec.get("nodeSelector"))))
     if like not in known:
@@ -207,7 +208,7 @@ def _find_in_pods(
             )
         elif scheduled.get("reason") == "SchedulingGated":
             message = "the scheduler may not place it yet: it has a scheduling gate"
-            hint = "a queue like Kueue lifts it; kubectl describe pod shows which gate"
+            hint = "a queue like Kueue removes the gate; kubectl describe pod shows which one it is"
             diagnosis = Diagnosis(reason=reasons.GATED, message=message, hint=hint)
             yield _make(diagnosis, pod=name, since_s=since_s)
         elif (problem := diagnose_container(pod)) is not None:
@@ -217,7 +218,7 @@ def _find_in_pods(
         ):
             yield from from_events
         elif phase in ("Pending", "Failed"):
-            # A pod that was only just created will fail like the one before it.
+            # A new pod will fail like its predecessor.
             yield from _read_start_errors([pod, *before[-1:]])
 
 
@@ -251,7 +252,7 @@ def _read_lost(pod: Object) -> Blocker | None:
 
 
 def _name_claim(diagnosis: Diagnosis, pod: Object, claims: Sequence[Object]) -> Diagnosis:
-    """Name the unbound claim, which the scheduler does not report, from the pod and the claims."""
+    """Name the unbound claim in the diagnosis, because the scheduler does not report its name."""
     if diagnosis.reason != reasons.VOLUME or '"' in diagnosis.message:
         return diagnosis
     volumes = pod.get("spec", {}).get("volumes") or ()
@@ -269,7 +270,7 @@ def _name_claim(diagnosis: Diagnosis, pod: Object, claims: Sequence[Object]) -> 
 
 
 def _is_retried_by_node(event: Object) -> bool:
-    """Return whether the node retries by itself, because it has not yet seen a Secret or ConfigMap."""
+    """Return whether the node will retry because it has not yet received a Secret or ConfigMap."""
     return "cache: timed out waiting" in str(event.get("message", ""))
 
 
@@ -287,7 +288,7 @@ def _read_events(pod: Object, events: Sequence[Object]) -> Iterator[Blocker]:
         diagnosis = Diagnosis(
             reason=reasons.MOUNT,
             message=f"a volume cannot be mounted: {text}",
-            hint="correct --volume or --secret, or make what is missing",
+            hint="correct --volume or --secret, or create the missing object",
         )
         yield _make(diagnosis, pod=name, since_s=event_first_s(failed[0]))
         return
@@ -305,7 +306,7 @@ def _read_events(pod: Object, events: Sequence[Object]) -> Iterator[Blocker]:
 def _find_crashes(
     by_index: Sequence[Sequence[Object]], last_lines: Mapping[str, str]
 ) -> Iterator[Blocker]:
-    """Find nodes with at least two failed pods. A single failure may be an accident."""
+    """Find nodes with at least two failed pods. A single failure may be transient."""
     for pods in by_index:
         dead = [pod for pod in pods if _ended_by_error(pod)]
         if len(dead) < _MIN_CRASHES or read_ending(dead[-1]) is None:

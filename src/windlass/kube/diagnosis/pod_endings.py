@@ -59,7 +59,7 @@ _NAME_PREAMBLE = re.compile(
 _PULL_HINTS = (
     (
         ("unauthorized", "denied", "forbidden", "authorization", "401", "403"),
-        "the registry wants a login: name the Secret that holds it with --pull-secret",
+        "the registry requires a login: name the Secret with its credentials with --pull-secret",
     ),
     (
         ("not found", "manifest unknown", "does not exist"),
@@ -86,7 +86,7 @@ KILLED = "Killed"
 EXITED = "Exited"
 COMPLETED = "Completed"
 
-# Reasons in conditions of type DisruptionTarget, for pods that were removed without a fault of their own.
+# Reasons in conditions of type DisruptionTarget, for pods that were removed through no fault of their own.
 _DISRUPTIONS: Mapping[str, tuple[str, str]] = {
     "PreemptionByScheduler": (PREEMPTED, "was preempted: a pod of higher priority took its place"),
     "DeletionByTaintManager": (NODE_LOST, "was removed: its node does not answer or is tainted"),
@@ -105,8 +105,8 @@ _REFUSALS = re.compile(r"(OutOf.+|UnexpectedAdmissionError|NodeAffinity|Topology
 _RESOURCE = re.compile(
     r"low on resource: ([^\s.]+)|(EmptyDir volume|ephemeral local storage|limit)"
 )
-# Events that report the end of a pod that has been deleted since.
-_LAST_WORDS: Mapping[str, tuple[str, str]] = {
+# Events that report the end of a pod that has since been deleted.
+_DELETION_EVENTS: Mapping[str, tuple[str, str]] = {
     "Preempted": (PREEMPTED, "was preempted"),
     "Evicted": (EVICTED, "was evicted"),
     "TaintManagerEviction": (NODE_LOST, "was removed from its node"),
@@ -115,7 +115,7 @@ _LAST_WORDS: Mapping[str, tuple[str, str]] = {
 
 
 def diagnose_container(pod: Object) -> Diagnosis | None:
-    """Return what keeps a container of the pod from starting, or None if nothing is known to."""
+    """Return why a container of the pod cannot start, or None if no problem is known."""
     for status in container_states(pod):
         waiting = status.get("state", {}).get("waiting") or {}
         reason, text = str(waiting.get("reason", "")), _flat(waiting.get("message"))
@@ -157,8 +157,8 @@ def _diagnose_pull(image: str, text: str, reason: str) -> Diagnosis:
         words, hint = "it is not on the node, and its policy forbids a pull", "correct --image"
     elif pull_policy(image) == "Always":
         hint = (
-            f"{hint or 'check --image'}; its tag may move, so nodes look it up in the registry each time: "
-            "with a fixed version they use the image that they have"
+            f"{hint or 'check --image'}; nodes look up a tag that can move in the registry at every start: "
+            "with a fixed version they use the image that they already have"
         )
     message = f"the image {image} cannot be pulled{f': {words}' if words else ''}"
     return Diagnosis(reason=IMAGE_PULL, message=message, hint=hint or "check --image")
@@ -169,7 +169,7 @@ def _diagnose_config(text: str, reason: str) -> Diagnosis:
     if match := re.search(r'(secret|configmap) "([^"]+)" not found', text):
         kind, name = match.groups()
         message = f'there is no {kind} "{name}" in the job\'s namespace'
-        hint = f"make it (kubectl create {kind} ...), or correct its name in --secret"
+        hint = f"create it (kubectl create {kind} ...), or correct its name in --secret"
     elif match := re.search(r"couldn't find key (\S+) in (Secret|ConfigMap) (\S+)", text):
         key, kind, name = match.groups()
         message = f'the {kind.lower()} {name} has no key "{key}"'
@@ -194,14 +194,14 @@ def _diagnose_crash(status: Object) -> Diagnosis:
 
 
 def describe_exit(terminated: Object) -> str:
-    """Return the exit code as `exit code 1`, with the container's last line if Kubernetes kept it."""
+    """Return a text such as `exit code 1`, with the container's last line if Kubernetes kept it."""
     lines = str(terminated.get("message") or "").strip().splitlines()
     code = f"exit code {terminated.get('exitCode', '?')}"
     return f"{code}, {lines[-1].strip()}" if lines else code
 
 
 def image_of(pod: Object) -> str:
-    """Return the requested image, since a node may report it under another name."""
+    """Return the image in the pod's spec, because a node may report it under another name."""
     return str(container_spec_of(pod).get("image") or container_of(pod).get("image", ""))
 
 
@@ -217,7 +217,7 @@ def _flat(text: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """End of a pod. `reason` is for programs, and `message` is one sentence with the node's name."""
+    """End of a pod. Programs match on `reason`. `message` is a sentence with the node's name."""
 
     reason: str
     message: str
@@ -235,7 +235,7 @@ class Ending:
 
 
 def read_ending(pod: Object) -> Ending | None:
-    """Return how the pod ended or is about to end, or None if it is waiting or running undisturbed."""
+    """Return how the pod ended or is about to end, or None if it is waiting or running normally."""
     terminated = container_of(pod).get("state", {}).get("terminated") or {}
     phase = pod.get("status", {}).get("phase")
     cause = _read_disruption(pod) or _read_status(pod) or _read_terminated(pod, terminated)
@@ -254,12 +254,12 @@ def read_ending(pod: Object) -> Ending | None:
     return Ending(reason=cause[0], message=message, exit_code=code, at_s=at_s)
 
 
-def is_taken_with_its_node(pod: Object) -> bool:
+def is_deleted_with_its_node(pod: Object) -> bool:
     """Return whether the pod is being deleted because of its node and has not ended yet."""
     ending = read_ending(pod)
-    has_gone = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    is_asked = ending is not None and ending.reason == NODE_LOST and deleted_s(pod) is not None
-    return is_asked and not has_gone
+    has_ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    is_deleted = ending is not None and ending.reason == NODE_LOST and deleted_s(pod) is not None
+    return is_deleted and not has_ended
 
 
 def on_node(pod: Object) -> str:
@@ -269,7 +269,7 @@ def on_node(pod: Object) -> str:
 
 
 def _read_disruption(pod: Object) -> tuple[str, str] | None:
-    """Read why Kubernetes disrupted the pod, which is more precise than the resulting exit code."""
+    """Read why Kubernetes disrupted the pod. This is more precise than the resulting exit code."""
     condition = condition_of(pod, "DisruptionTarget")
     if not is_true(condition) or pod.get("status", {}).get("phase") == "Succeeded":
         return None
@@ -277,7 +277,7 @@ def _read_disruption(pod: Object) -> tuple[str, str] | None:
         return _describe_eviction(pod)
     reason = str(condition.get("reason", ""))
     known = _DISRUPTIONS.get(reason)
-    return known or (NODE_STOPPED, f"was taken away: {condition.get('message') or reason}")
+    return known or (NODE_STOPPED, f"was removed: {condition.get('message') or reason}")
 
 
 def _disrupted_s(pod: Object) -> float | None:
@@ -299,7 +299,7 @@ def _name_resource(why: str) -> str:
         return ""
     if match[1]:
         return f"its node ran out of {match[1]}. "
-    return "it wrote more than it may. "
+    return "it exceeded its storage limit. "
 
 
 def _read_status(pod: Object) -> tuple[str, str] | None:
@@ -367,13 +367,13 @@ class DeadPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodIndexes:
-    """Readers of the index of a job's pod, from the pod or, once it is deleted, from its name."""
+    """Functions that return a pod's node index, from the pod or, if it was deleted, from its name."""
 
     of_pod: Callable[[Object], int | None]
     of_name: Callable[[str], int | None]
 
     def or_else(self, by_name: Mapping[str, int]) -> PodIndexes:
-        """Return readers that fall back on a mapping from pod names, which may change later."""
+        """Return functions that fall back on a mapping from pod names, which callers may update later."""
 
         def of_pod(pod: Object) -> int | None:
             index = self.of_pod(pod)
@@ -418,9 +418,9 @@ def timeline(
 ) -> list[Moment]:
     """Return when the last needed pod was queued, scheduled, had its image, and had its container running.
 
-    A moment that some node has not reached is left out. A node that lost its pod keeps the times of its first
-    pod. `num_nodes` is the number of needed nodes (default: the number of pods). Moments after `joined_at_s`,
-    when all nodes had joined, belong to replacement pods and are left out.
+    A moment is left out until every node has reached it. A node that lost its pod keeps the times of its
+    first pod. `num_nodes` is the number of needed nodes (default: the number of pods). At `joined_at_s` all
+    nodes had joined, so later moments belong to replacement pods and are left out.
     """
     passed: dict[MomentName, dict[int, float]] = {moment: {} for moment in _MOMENTS}
     for pod in pods:
@@ -447,7 +447,7 @@ def _scheduled_s(pod: Object) -> float | None:
     return read_time(condition.get("lastTransitionTime")) if is_true(condition) else None
 
 
-# The start of the container is the latest possible time of its image.
+# The image's time is unknown. The start of the container is its upper bound.
 _MOMENTS: Mapping[MomentName, Callable[[Object], float | None]] = {
     MomentName.QUEUED: created_s,
     MomentName.SCHEDULED: _scheduled_s,
@@ -463,10 +463,13 @@ def _read_gone(
     present = {name_of(pod) for pod in pods}
     last_events: dict[str, tuple[Object, int]] = {}
     for event, index in _events_of_pods(pods, events, indexes):
-        if event["involvedObject"]["name"] not in present and event.get("reason") in _LAST_WORDS:
+        if (
+            event["involvedObject"]["name"] not in present
+            and event.get("reason") in _DELETION_EVENTS
+        ):
             last_events[event["involvedObject"]["name"]] = (event, index)
     for name, (event, index) in last_events.items():
-        reason, words = _LAST_WORDS[event["reason"]]
+        reason, words = _DELETION_EVENTS[event["reason"]]
         message = f"pod {name} {words}: {' '.join(str(event.get('message', '')).split())}"
         ending = Ending(reason=reason, message=message, at_s=event_last_s(event))
         yield DeadPod(index=index, name=name, ending=ending)
@@ -475,7 +478,7 @@ def _read_gone(
 def _events_of_pods(
     pods: Sequence[Object], events: Iterable[Object], indexes: PodIndexes
 ) -> Iterator[tuple[Object, int]]:
-    """Yield the events of the job's pods, including deleted ones, while the job has any pods."""
+    """Yield the events of the job's pods, including deleted ones, if the job still has a pod."""
     if not pods:
         return
     for event in events:

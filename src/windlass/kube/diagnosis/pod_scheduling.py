@@ -57,9 +57,9 @@ _FLAGS_IN_SENTENCE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Reason why nodes are unsuitable, as `Insufficient cpu` on 3 nodes.
+    """Reason why nodes are unsuitable, such as `Insufficient cpu` on 3 nodes.
 
-    Without a count it holds for all nodes.
+    Without a number, it applies to all nodes.
     """
 
     text: str
@@ -72,7 +72,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """One problem, as a reason for programs, a message and a hint."""
+    """One problem: a reason for programs, a message and a hint."""
 
     reason: str
     message: str
@@ -129,9 +129,9 @@ def _count_lacking(cause: Cause, num_nodes: int, is_too_big: bool) -> str:
 def _hint_lacking(resources: list[str], is_too_big: bool) -> str:
     flags = ", ".join(dict.fromkeys(flag_for(name) for name in resources))
     if is_too_big:
-        return f"no node is that big: ask for less with {flags}, and for more --nodes"
+        return f"no node is that big: request less with {flags}, and more --nodes"
     return (
-        f"{WHEN_OTHERS_END}; to start sooner ask for less with {flags} or --nodes; "
+        f"{WHEN_OTHERS_END}; to start sooner, request less with {flags} or --nodes; "
         "windlass doctor -e kubernetes shows what is free"
     )
 
@@ -159,7 +159,7 @@ def _size(text: str) -> int:
 
 
 def render_amount(text: str, resource: str) -> str:
-    """Return a readable quantity, since nodes report memory in Ki."""
+    """Return a readable quantity, because nodes report memory in Ki."""
     if "memory" in resource or "storage" in resource:
         return f"{_size(text) / BILLION / (1 << 30):.4g}Gi"
     return text
@@ -168,8 +168,8 @@ def render_amount(text: str, resource: str) -> str:
 def _diagnose_volume(text: str) -> Diagnosis | None:
     if match := re.search(r'persistentvolumeclaim "([^"]+)" (.*)', text):
         name, what = match.groups()
-        hint = f"make the claim {name} in the job's namespace, or correct its name in --volume"
-        message = f'the volume claim "{name}" is {_is_what(what)}'
+        hint = f"create the claim {name} in the job's namespace, or correct its name in --volume"
+        message = f'the volume claim "{name}" is {_describe_claim_problem(what)}'
         return Diagnosis(reason=VOLUME, message=message, hint=hint)
     if "unbound" in text and "PersistentVolumeClaim" in text:
         message = "a volume claim is not bound yet: nothing has provided its volume"
@@ -182,7 +182,7 @@ def _diagnose_volume(text: str) -> Diagnosis | None:
     return None
 
 
-def _is_what(text: str) -> str:
+def _describe_claim_problem(text: str) -> str:
     text = text.rstrip(". ")
     return "missing" if text == "not found" else text.removeprefix("is ")
 
@@ -211,7 +211,7 @@ def _describe_cause(cause: Cause, num_nodes: int) -> str:
 def find_taints(texts: Sequence[str], nodes: Sequence[Object] = ()) -> list[str]:
     """Return taints in the format of `--toleration`.
 
-    They come from the message or, since newer schedulers do not name them, from the nodes.
+    Reads them from the message or, because newer schedulers do not name them, from the nodes.
     """
     named = [re.search(r"taint \{([^:}]+): ?([^}]*)\}", text) for text in texts]
     pairs = [(match[1].strip(), match[2].strip()) for match in named if match]
@@ -278,7 +278,7 @@ def _read_quota(text: str) -> Diagnosis | None:
     return Diagnosis(
         reason=QUOTA,
         message=f'the namespace\'s quota "{match["name"]}" leaves too little: {"; ".join(parts)}',
-        hint=f"ask for less with {_flags_in(match['requested'])} or --nodes, end other jobs "
+        hint=f"request less with {_flags_in(match['requested'])} or --nodes, end other jobs "
         "(windlass ls), or ask for more quota",
     )
 
@@ -306,7 +306,7 @@ def _read_security(text: str) -> Diagnosis | None:
     return Diagnosis(
         reason=POD_SECURITY,
         message=f'the namespace\'s Pod Security level "{match["level"]}" forbids these pods: {match["why"]}',
-        hint="leave out --run-as and --patch, without which pods are restricted, or use another --namespace",
+        hint="leave out --run-as and --patch (without them, pods are restricted), or use another --namespace",
     )
 
 
@@ -322,19 +322,19 @@ def _read_account(text: str) -> Diagnosis | None:
 
 
 def _read_denial(text: str) -> Diagnosis | None:
-    """Read the refusal of a webhook or a policy, whose own message is the only explanation."""
+    """Read the refusal of a webhook or a policy. Its own message is the only explanation."""
     for pattern, kind in ((_WEBHOOK, "webhook"), (_POLICY, "policy")):
         if match := pattern.search(text):
             return Diagnosis(
                 reason=DENIED,
                 message=f'the cluster\'s {kind} "{match["name"]}" denied the pods: {match["why"]}',
-                hint="do what it asks (--label, --annotation or --patch), or ask its owner",
+                hint="satisfy its rule with --label, --annotation or --patch, or ask its owner",
             )
     if match := _CALL.search(text):
         return Diagnosis(
             reason=DENIED,
             message=f'the cluster\'s webhook "{match["name"]}" does not answer: {match["why"]}',
-            hint="ask an admin of the cluster: pods cannot be created until it does",
+            hint="ask an admin of the cluster: no pods can be created until the webhook answers",
         )
     return None
 

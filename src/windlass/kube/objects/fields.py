@@ -1,8 +1,9 @@
 """Readers for the fields of pods, jobs and events, and the fields that watches keep. No I/O.
 
 Reads times, conditions and container states. The `slim_*` functions keep only the fields that this
-package and the engines read, a third of what an API server sends. A job may have a thousand pods, and
-each pod has long `managedFields`. Code that reads another field of a pod or a node must add it there.
+package and the engines read, about a third of what an API server sends. A job may have a thousand pods,
+and each pod has long `managedFields`. Code that reads another field of a pod or a node must add it to
+these functions.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _NODE_STATUS = ("allocatable", "conditions")
 
 
 def read_time(text: str | None) -> float | None:
-    """Convert a Kubernetes time to Unix seconds, or None for the zero time, which means never."""
+    """Return a Kubernetes time as Unix seconds. Return None for the zero time, which means never."""
     if not text:
         return None
     seconds = datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
@@ -103,7 +104,7 @@ def container_of(pod: Object) -> Object:
 
 
 def started_s(pod: Object) -> float | None:
-    """Return the start time of the container that runs now, or that ran last."""
+    """Return the start time of the current container, or of the last one."""
     state = container_of(pod).get("state", {})
     inside = state.get("running") or state.get("terminated") or {}
     return read_time(inside.get("startedAt"))
@@ -114,9 +115,9 @@ def container_spec_of(pod: Object) -> Object:
 
 
 def log_container_of(pod: Object, name: str) -> str:
-    """Return the container to read logs from: the one of this name, or the pod's first.
+    """Return the name of the container to read logs from: `name` if the pod has it, else the pod's first.
 
-    A pod that lists no containers keeps the given name.
+    If the pod lists no containers, return `name`.
     """
     containers = [str(one.get("name")) for one in pod.get("spec", {}).get("containers") or ()]
     return name if name in containers or not containers else containers[0]
@@ -129,13 +130,13 @@ def _ours(pod: Object, containers: Sequence[Object]) -> Object:
 
 
 def container_states(pod: Object) -> list[Object]:
-    """Return the statuses of all containers, init containers first, since any may block a pod."""
+    """Return the statuses of all containers, init containers first, because any of them may block a pod."""
     status = pod.get("status", {})
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
 def event_first_s(event: Object) -> float:
-    """Return when an event first occurred. Events with and without a count use different fields."""
+    """Return the time when an event first occurred. Counted and uncounted events use different fields."""
     return _first_time(event, "eventTime", "firstTimestamp", "lastTimestamp") or created_s(event)
 
 

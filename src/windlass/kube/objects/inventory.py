@@ -1,7 +1,7 @@
 """Inventory of a cluster, from the JSON of readable objects: operators, GPUs, storage, network policies.
 
-No I/O. Reports only known facts. Storage provisioners and network plugins are recognized by name
-alone, so an unrecognized name is reported as unknown.
+No I/O. Reports only known facts. Storage provisioners and network plugins are recognized by name, so an
+unrecognized name is reported as unknown.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _ENDED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """GPUs of one resource name, over all nodes that accept pods."""
+    """Number of GPUs with one resource name, on all nodes that accept pods."""
 
     num_nodes: int
     num_total: int
     num_free: int
-    most_free: int  # on one node
+    most_free: int  # largest number of free GPUs on one node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,5 +183,5 @@ def describe_policies(policies: Sequence[Object]) -> str:
         for kind in policy.get("spec", {}).get("policyTypes") or ()
     }
     closed = " and ".join(sorted(kind.lower() for kind in types))
-    rules = f", all pods' {closed} is ruled" if closed else ""
+    rules = f", {closed} of all pods restricted" if closed else ""
     return f"{len(policies)} in the namespace{rules}"

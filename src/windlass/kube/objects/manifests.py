@@ -39,7 +39,7 @@ from windlass.spec.storage import (
 MAX_SECRET_BYTES = 1_000_000  # a Secret may hold 1 MiB
 MAX_APPLIED_BYTES = 180_000  # 240,000 bytes in base64, within the 262,144 bytes of annotations
 
-# Must run on any Python 3: the agent is what rejects an old interpreter, with a clear error.
+# Must run on any Python 3, because only the agent rejects an old interpreter with a clear error.
 JOIN = f"""\
 import os, sys
 source, target = sys.argv[1:]
@@ -75,12 +75,12 @@ class FileNames:
     """Names of a job's files, which a pod template refers to."""
 
     keys: tuple[str, ...]  # of the job's own Secret
-    num_parts: int  # Secrets that hold the pieces of the other files
+    num_parts: int  # number of Secrets with the pieces of larger files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFiles:
-    """Contents of a job's Secrets: its own, and those that hold pieces of larger files."""
+    """Contents of a job's Secrets: its own Secret, and those with the pieces of larger files."""
 
     own: Mapping[str, bytes]
     parts: tuple[Mapping[str, bytes], ...]
@@ -148,7 +148,7 @@ def make_volumes(plan: Plan, files: FileNames) -> list[Object]:
 
 
 def _make_parts_volume(plan: Plan, num_parts: int) -> Object:
-    """Return the volume that projects all pieces of large files into one folder."""
+    """Return the projected volume that has all pieces of large files in one folder."""
     sources = [{"secret": {"name": part_name(plan.job_id, at)}} for at in range(num_parts)]
     mode = _file_mode(pod_of(plan))
     return {"name": PARTS, "projected": {"defaultMode": mode, "sources": sources}}
@@ -234,7 +234,7 @@ def _make_source(pod: PodSpec, prefix: str, name: str, mount: Volume | SecretFil
 
 
 def _file_mode(pod: PodSpec) -> int:
-    # without an fsGroup the pod's user needs read permission for all
+    # without an fsGroup, the pod's user can read only files that are readable by all
     return _ALL_MAY_READ if pod.run_as is None else _GROUP_MAY_READ
 
 

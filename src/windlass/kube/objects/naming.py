@@ -28,10 +28,10 @@ def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     named = selector.get("matchLabels") or {}
     if any(labels.get(name) != value for name, value in named.items()):
         return False
-    return all(_holds(rule, labels) for rule in selector.get("matchExpressions") or ())
+    return all(_is_met(rule, labels) for rule in selector.get("matchExpressions") or ())
 
 
-def _holds(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+def _is_met(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     name, values = rule["key"], rule.get("values") or ()
     is_there = name in labels
     return {

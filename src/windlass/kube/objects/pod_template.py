@@ -1,10 +1,10 @@
 """Pod template of a job, and pod patches. No I/O.
 
-The template sets a pod's files, placement and limits. The agent does the rest. The pod meets the
+The template sets a pod's files, placement and limits. The agent does the rest. The pod complies with the
 `restricted` Pod Security standard unless a patch changes that.
 
-A patch is a strategic merge patch: it changes only what it names. Tables are merged, and null deletes
-a key. Lists whose items have a name (containers, env, volumes, mounts ...) are merged item by item.
+A patch is a strategic merge patch, which changes only the fields that it contains. Tables are merged, and
+null deletes a key. Lists of named items (containers, env, volumes, mounts ...) are merged item by item.
 Tolerations are appended. Every other list is replaced. `$patch: delete` in an item and `$patch: replace`
 in a table work as in kubectl.
 """
@@ -54,7 +54,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "resizePolicy": ("resourceName",),
 }
 _ADDED = ("tolerations",)
-_ONE_OF = {"volumes": "name", "env": "name"}  # items with a single source, which a new one replaces
+_ONE_OF = {"volumes": "name", "env": "name"}  # each item has one source, which a patch replaces
 _DIRECTIVE = "$patch"
 Object = dict[str, Any]
 
@@ -139,7 +139,7 @@ def _ident(item: Mapping[str, Any], key: str, where: str) -> tuple[Any, ...]:
 
 
 def _keep_source(old: Mapping[str, Any], new: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Drop the old source of a single-source item if the patch gives another one."""
+    """Drop the old source of a single-source item if the patch sets another one."""
     name = _ONE_OF.get(key)
     given = {field for field, value in new.items() if value is not None} - {name}
     if name is None or not given or given & set(old):
@@ -159,9 +159,9 @@ def make_template(
 ) -> Object:
     """Return the pod template.
 
-    `env` holds variables that a dialect adds for its agents. `env_fields` maps variables to pod fields.
-    Some kinds require another name for our container: `container`. Patches still use our own name.
-    `is_worker` uses the size of the worker pods, if it differs from the first pod's.
+    `env` has the variables that a dialect adds for its agents. `env_fields` maps variables to pod fields.
+    `container` is our container's name, for kinds that require another one. Patches still use our own name.
+    `is_worker` selects the size of the worker pods, if it differs from the first pod's.
     """
     pod = pod_of(plan).of_workers() if is_worker else pod_of(plan)
     plan = replace(plan, pod=pod)
@@ -234,7 +234,7 @@ def _make_env(plan: Plan, more_fields: Mapping[str, str], more: Mapping[str, str
         names.K8S_NODE: "spec.nodeName",
         **more_fields,
     }
-    # The user ID may have no passwd entry. Libraries read these variables before they ask the system.
+    # The user ID may have no passwd entry. Libraries prefer these variables to a passwd lookup.
     texts = {
         names.LEAD: lead_name(plan.job_id),
         "HOME": names.HOME_FOLDER,
@@ -279,7 +279,7 @@ def make_env_from(pod: PodSpec) -> list[Object]:
 
 
 def make_resources(pod: PodSpec) -> Object:
-    """Return the limits, and requests that equal them unless the user requested less."""
+    """Return the limits and requests. Requests equal the limits unless the user set lower ones."""
     limits = {
         "cpu": pod.cpus,
         "memory": pod.memory,

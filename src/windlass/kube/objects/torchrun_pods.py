@@ -1,9 +1,9 @@
 """Pods that run torchrun without Windlass: the common parts of plain exports. No I/O.
 
-A `TorchrunPods` holds the differences: names, labels, the field with a pod's index, and whether finished
-pods stay. If an operator sets torchrun's own variables (`PET_*`), the pod runs torchrun alone. Otherwise
-pod 0 opens the store at its own address, and the other pods find it by DNS name. Agents retry the lookup
-until the name exists, so a negative DNS cache entry delays the training but does not fail it.
+A `TorchrunPods` has the differences between exports: names, labels, the field with a pod's index, and
+whether finished pods stay. If an operator sets torchrun's own variables (`PET_*`), the pod runs only
+torchrun. Otherwise pod 0 opens the store at its own address, and the other pods look up its DNS name.
+torchrun's agents retry the lookup, so a negative DNS cache entry only delays the training.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _NCCL = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Rendezvous of torchrun's agents. Without an endpoint they meet at pod 0."""
+    """Rendezvous of torchrun's agents. Without an endpoint, pod 0 hosts it."""
 
     backend: str = "c10d"
     endpoint: str = ""
@@ -79,8 +79,8 @@ class Rendezvous:
     def __post_init__(self) -> None:
         if self.backend != "c10d" and not self.endpoint:
             raise SpecError(
-                f"--rdzv-backend {self.backend} needs a server to meet at",
-                hint="--rdzv-endpoint HOST:PORT, or leave --rdzv-backend out for c10d",
+                f"--rdzv-backend {self.backend} needs the address of a server",
+                hint="set --rdzv-endpoint HOST:PORT, or leave out --rdzv-backend to use c10d",
             )
 
 
@@ -148,7 +148,7 @@ def make_torchrun_template(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Obje
     """Return the pod template of a torchrun export."""
     for volume in pod.volumes:
         if volume.path in (CODE_FOLDER, STATE_FOLDER):
-            raise SpecError(f"{volume.path} is taken already", hint="mount the volume elsewhere")
+            raise SpecError(f"{volume.path} is already in use", hint="mount the volume elsewhere")
     num_pods = len(plan.nodes)
     template = {
         "metadata": {
@@ -264,7 +264,7 @@ _STAY = f"""stay() {{
 }}
 [ -e {STATE_FOLDER}/finished ] && stay"""
 
-# `wait` returns when a signal arrives, so wait again until the child is gone
+# `wait` returns when a signal arrives, so wait again until the child has exited
 _WAIT_FOR_IT = """child=$!
 trap 'kill -TERM $child 2>/dev/null || exit 143' TERM INT
 wait $child; code=$?
@@ -279,7 +279,7 @@ def _make_meeting(rendezvous: Rendezvous) -> list[str]:
     if rendezvous.endpoint:
         endpoint = shlex.quote(rendezvous.endpoint)
         return [f"endpoint={endpoint}", f"conf=timeout={_WAIT_S}"]
-    # Pod 0 uses its IP: its DNS name may not exist yet, and the failed lookup would be cached for all pods
+    # Pod 0 uses its IP. Its DNS name may not exist yet, and the DNS server would cache the failed lookup
     return [
         f'host=${names.MASTER_ADDR} is_host=0; [ "${names.RANK}" = 0 ] && host=$POD_IP is_host=1',
         f"endpoint=$host:${names.MASTER_PORT}",
@@ -315,7 +315,7 @@ def _make_work(plan: Plan, pods: TorchrunPods) -> tuple[str, ...]:
         case Function() | Calls():
             raise SpecError(
                 "torchrun runs scripts, modules and commands, not functions",
-                hint="name a script, or export with Windlass inside: -e kubernetes without --plain",
+                hint="name a script, or export a job with Windlass: -e kubernetes without --plain",
             )
 
 
