@@ -34,5 +34,5 @@ def test_hint_of_a_compute_that_does_not_fit():
     pod = {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]}}
     sentence = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. preemption: 0/2 nodes are available"
     hint = speak_python(diagnose(pod, sentence).hint)
-    assert "ask for less with gpus= or workers=" in hint
+    assert "request less with gpus= or workers=" in hint
     assert "--" not in hint
