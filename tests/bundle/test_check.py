@@ -158,7 +158,7 @@ def test_one_error_names_all(tmp_path: Path) -> None:
     touch(tmp_path, ".env", "a.key")
     with pytest.raises(BundleError) as caught:
         refuse(find_problems(tmp_path, [".env", "a.key"]))
-    assert caught.value.message.startswith("2 files must not travel:\n  .env: ")
+    assert caught.value.message.startswith("2 files must not be sent to nodes:\n  .env: ")
     assert "\n  a.key: " in caught.value.message
     assert ".windlassignore" in caught.value.hint
 
@@ -170,5 +170,5 @@ def test_long_list_is_truncated(tmp_path: Path) -> None:
         refuse(find_problems(tmp_path, names))
     lines = caught.value.message.splitlines()
     assert len(lines) == 22
-    assert lines[0] == "33 files must not travel:"
+    assert lines[0] == "33 files must not be sent to nodes:"
     assert lines[-1] == "  and 13 more"

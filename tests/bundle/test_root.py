@@ -43,7 +43,7 @@ def test_script_in_home_runs_but_is_not_sent(home: Path) -> None:
     assert find_root(home / "train.py") == home
     with pytest.raises(BundleError, match="far more than a project") as caught:
         check_root(home)
-    assert "folder of its own" in caught.value.hint
+    assert "separate folder" in caught.value.hint
 
 
 @pytest.mark.parametrize("where", [Path("/"), Path("..")])
@@ -78,5 +78,5 @@ def test_link_cycle_is_reported(home: Path) -> None:
 
 
 def test_shared_temporary_folder_is_not_a_project() -> None:
-    with pytest.raises(BundleError, match="holds far more than a project"):
+    with pytest.raises(BundleError, match="contains far more than a project"):
         check_root(Path("/tmp"))

@@ -74,7 +74,7 @@ def test_suspicious_names_only_warn(tmp_path: Path, path: str) -> None:
 def test_a_private_key_under_any_name(tmp_path: Path, kind: str) -> None:
     suspicion = scan(tmp_path, "notes.txt", "hello\n" + HEADER.format(kind, kind))
     assert suspicion
-    assert suspicion.reason == "holds a private key"
+    assert suspicion.reason == "contains a private key"
 
 
 def test_a_service_account_under_any_name(tmp_path: Path) -> None:

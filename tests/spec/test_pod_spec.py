@@ -30,7 +30,7 @@ def test_an_image_is_enough():
         ({"gpus": 1, "gpu_type": "A 100"}, "is not a label's value"),
         ({"gpu_resource": "a b"}, "--gpu-resource: 'a b' is not a key"),
         ({"requests": {"gpus": "1"}}, "unknown resource 'gpus'"),
-        ({"requests": {"cpus": "2"}, "cpus": "1"}, "--request cpus=2 is more than the limit 1"),
+        ({"requests": {"cpus": "2"}, "cpus": "1"}, "--request cpus=2 exceeds the limit 1"),
         ({"requests": {"memory": "x"}}, "--request memory must be an amount"),
         ({"node_selector": {"a b": "c"}}, "--node-selector: 'a b' is not a key"),
         ({"node_selector": {"a": "b|-"}}, "is not a label's value"),

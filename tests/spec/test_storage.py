@@ -53,9 +53,9 @@ def test_volumes(text, volume):
         (":/data", "'' is not the name of a claim"),
         ("data:/data:r", "'r' is neither ro nor rw"),
         ("data:/data:ro:x", "is neither ro nor rw"),
-        ("data:/", "/ is taken already"),
-        ("data:/windlass/job", "/windlass/job is taken already"),
-        ("data:/dev/shm", "/dev/shm is taken already"),
+        ("data:/", "/ is reserved"),
+        ("data:/windlass/job", "/windlass/job is reserved"),
+        ("data:/dev/shm", "/dev/shm is reserved"),
         ("new:/data", "it needs a size and a path"),
         ("new:big:/data", "the size in --volume new:big:/data must be an amount"),
         ("new:10Gi:/data:RWX:fast:x", "'fast:x' is neither an access mode nor a storage class"),
@@ -102,7 +102,7 @@ def test_secrets(text, secret):
         ("RANK=hf:token", "'RANK' cannot be set as a variable"),
         ("A=hf:a/b", "the text after : is not a key"),
         ("hf:token", "'token' is not an absolute path"),
-        ("hf:/windlass/secret", "is taken already"),
+        ("hf:/windlass/secret", "is reserved"),
     ],
 )
 def test_refused_secrets(text, says):

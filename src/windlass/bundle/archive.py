@@ -43,7 +43,7 @@ FILES_PREFIX = "files/"
 MAX_BYTES = 2 << 30
 _HEADER_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
-_MEMBER_BYTES = 16 << 10  # bound for a member's headers and padding, including those of long names
+_MEMBER_BYTES = 16 << 10  # upper bound for a member's headers and padding, even with a long name
 _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
@@ -81,7 +81,7 @@ class OpenFolder:
                 ) from error
 
     def link(self, name: str, path: str, target: str) -> None:
-        """Make `path` a link to `target`, which must resolve to a place inside the folder on disk."""
+        """Make `path` a link to `target`, which must resolve to a path inside the folder on disk."""
         reached = os.path.realpath(self.dest / path.rpartition("/")[0] / target)
         if not Path(reached).is_relative_to(self.dest):
             raise BundleError(
@@ -92,7 +92,7 @@ class OpenFolder:
         self.put(name, path)
 
     def remove(self, path: str) -> None:
-        """Unlink `path` and the folders that it leaves empty. Do nothing if it does not exist."""
+        """Remove `path`, and parent folders that are empty afterwards. Do nothing if it does not exist."""
         try:
             with self._parent(path, create=False) as (folder, leaf):
                 os.unlink(leaf, dir_fd=folder)
@@ -135,7 +135,7 @@ class OpenFolder:
             ) from error
 
     def _clear_folder(self, folder: int, leaf: str) -> bool:
-        """Remove the folder `leaf` if it holds at most compiled Python. Return whether it is gone."""
+        """Remove the folder `leaf` if it holds at most compiled Python. Return whether it was removed."""
         try:
             inner = os.open(leaf, _FOLDER, dir_fd=folder)
         except FileNotFoundError:
@@ -172,7 +172,7 @@ def extract(
     expected: str | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Manifest:
-    """Apply `archive` to `dest`, which holds `base`. Return the resulting manifest.
+    """Apply `archive` to `dest`, which contains `base`. Return the resulting manifest.
 
     `expected` is the digest that the sender reported over a trusted connection. `max_bytes` limits the
     bytes written. An error in the archive leaves `dest` unchanged. Only files of `base` are ever removed.
@@ -208,7 +208,7 @@ class _Metered(io.RawIOBase):
         chunk = self._unpacked.read(size)
         self._at += len(chunk)
         if self._at > self.limit_bytes:
-            raise _damaged("it holds more data than its header states")
+            raise _damaged("it contains more data than its header states")
         return chunk
 
     def tell(self) -> int:
@@ -260,7 +260,7 @@ def _stage(tar: tarfile.TarFile, delta: Delta, place: OpenFolder) -> None:
         if entry.link is None:
             _stage_file(tar, place, str(number), entry)
     if tar.next() is not None:
-        raise _damaged("it holds more files than its header states")
+        raise _damaged("it contains more files than its header states")
 
 
 def _stage_file(tar: tarfile.TarFile, place: OpenFolder, name: str, entry: FileEntry) -> None:
@@ -297,7 +297,7 @@ def _next_member(tar: tarfile.TarFile, name: str) -> tarfile.TarInfo:
     if member is None:
         raise _damaged(f"{shown(name)} is missing")
     if member.name != name or member.type not in _REGULAR or member.issparse():
-        raise _damaged(f"it holds {shown(member.name)} in place of the plain file {shown(name)}")
+        raise _damaged(f"it contains {shown(member.name)} in place of the plain file {shown(name)}")
     return member
 
 
@@ -324,7 +324,7 @@ def _open_place(dest: Path) -> Iterator[OpenFolder]:
 
 @contextmanager
 def _map_os_errors(dest: Path) -> Iterator[None]:
-    """Raise errors of the archive and of the disk as BundleError."""
+    """Convert errors of the archive and of the disk to BundleError."""
     try:
         yield
     except (tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError) as error:
@@ -345,7 +345,7 @@ def _damaged(how: str) -> BundleError:
 def write_archive(root: Path, delta: Delta, out: BinaryIO, *, level: int = 6) -> None:
     """Write `delta`, with the contents of its files below `root`, to `out`.
 
-    Raise BundleError if a file has changed since its entry was made. The partial archive does not extract.
+    Raise BundleError if a file has changed since its entry was made. Nodes reject the partial archive.
     """
     header = json.dumps(records.to_json(delta), sort_keys=True).encode()
     with (

@@ -1,6 +1,6 @@
-"""Collection of a project's files into a Bundle. Refuses files that must not or cannot travel.
+"""Collection of a project's files into a Bundle. Refuses files that must not or cannot be sent.
 
-Checks first for secrets, large files, links that leave the project, and names that other systems do not
+First checks for secrets, large files, links that leave the project, and names that other systems do not
 allow. `bundle.select` selects the files. Only clients use this module, and pathspec is imported on demand.
 """
 
@@ -82,7 +82,7 @@ _LISTED = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion:
-    """Reason why a file looks like a secret. A `certain` one is refused, another only causes a warning."""
+    """Reason why a file looks like a secret. A `certain` secret is refused, others cause a warning."""
 
     reason: str
     certain: bool
@@ -97,13 +97,13 @@ def suspect(file: Path, path: str, size_bytes: int) -> Suspicion | None:
         with file.open("rb") as opened:
             content = opened.read(SNIFFED_BYTES)
     if _PRIVATE_KEY.search(content):
-        return Suspicion(reason="holds a private key", certain=True)
+        return Suspicion(reason="contains a private key", certain=True)
     if _KUBECONFIG_KEY.search(content):
-        return Suspicion(reason="holds the client key of a kubeconfig", certain=True)
+        return Suspicion(reason="contains the client key of a kubeconfig", certain=True)
     if _matches(path, SECRET_NAMES) and not _only_public(path, content):
         return Suspicion(reason="looks like a secret by its name", certain=True)
     if _matches(path, DOUBTFUL_NAMES):
-        return Suspicion(reason="may hold secrets, by its name", certain=False)
+        return Suspicion(reason="may contain secrets, by its name", certain=False)
     return None
 
 
@@ -155,7 +155,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One file that must not or perhaps should not travel. The message includes the fix."""
+    """One file that must not, or perhaps should not, be sent. The message includes the fix."""
 
     path: str
     kind: FindingKind
@@ -198,7 +198,7 @@ def refuse(findings: Iterable[Finding]) -> None:
         lines.append(f"  and {len(refused) - _LISTED} more")
     count = "1 file" if len(refused) == 1 else f"{len(refused)} files"
     raise BundleError(
-        f"{count} must not travel:\n" + "\n".join(lines),
+        f"{count} must not be sent to nodes:\n" + "\n".join(lines),
         hint=f"add files that must stay here to {OWN_FILE} (gitignore syntax)",
     )
 
@@ -265,7 +265,7 @@ def _check_link(root: Path, path: str, travelling: set[str]) -> Finding | None:
     inside = os.path.relpath(reached, real_root)
     if inside != "." and inside not in travelling:
         target = shown(read_link(Path(real_root), path))
-        message = f"the link's target {target} does not travel, so the link will be broken"
+        message = f"the link's target {target} is not sent, so the link will be broken"
         return Finding(
             path=path, kind=FindingKind.LINK_DANGLES, severity=Severity.WARN, message=message
         )
@@ -276,7 +276,7 @@ def _secret(path: str, suspicion: Suspicion) -> Finding:
     if suspicion.certain:
         message = f"{suspicion.reason}; add it to {OWN_FILE}, or allow it by name"
         return _refusal(path, FindingKind.CREDENTIAL, message)
-    message = f"{suspicion.reason}; it travels unless {OWN_FILE} names it"
+    message = f"{suspicion.reason}; it is sent unless {OWN_FILE} excludes it"
     return Finding(path=path, kind=FindingKind.CREDENTIAL, severity=Severity.WARN, message=message)
 
 
@@ -304,7 +304,7 @@ def _mib(size_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A checked project: its root, the files that travel, and the warnings for the user."""
+    """A checked project: its root, the files to send, and the warnings for the user."""
 
     root: Path
     manifest: Manifest
@@ -318,7 +318,7 @@ def collect(
     limits: Limits = DEFAULT_LIMITS,
     cache: StatCache | None = None,
 ) -> Bundle:
-    """Return the bundle of the project at `root`. Raise BundleError with all files that must not travel."""
+    """Return the bundle of the project at `root`. Raise BundleError if some files must not be sent."""
     root = check_root(root)
     paths = select_files(root)
     findings = find_problems(root, paths, allow=allow, limits=limits)

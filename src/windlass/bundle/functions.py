@@ -25,7 +25,7 @@ _CODE_NAME = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickleContents:
-    """Functions and classes that a payload carries by value, and modules that it refers to."""
+    """Functions and classes that a payload contains by value, and modules that it refers to."""
 
     by_value: bool
     value_names: tuple[str, ...]
@@ -50,7 +50,7 @@ def read_contents(payload: bytes) -> PickleContents:
 
 
 def by_value(payload: bytes) -> bool:
-    """Return whether the payload carries code itself, besides the names of importable modules."""
+    """Return whether the payload contains code, and not only names in importable modules."""
     return read_contents(payload).by_value
 
 
@@ -104,7 +104,7 @@ class _Machine:
             self._stack.extend([None] * len(opcode.stack_after))
 
     def _pop(self, opcode: pickletools.OpcodeInfo) -> list[Any]:
-        """Remove and return what the instruction consumes.
+        """Remove and return the values that the instruction consumes.
 
         For a marked slice, return only the part above the mark.
         """

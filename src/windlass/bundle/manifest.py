@@ -26,7 +26,7 @@ def path_fault(path: str) -> str | None:
         return fault
     parts = path.split("/")
     if ".." in parts:
-        return "climbs with `..`"
+        return "contains `..`"
     if "" in parts or "." in parts:
         return "has an empty or `.` part"
     return None
@@ -42,11 +42,11 @@ def link_fault(path: str, target: str) -> str | None:
     if fault:
         return fault
     parts = [part for part in target.split("/") if part not in ("", ".")]
-    climbs = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
-    if climbs > path.count("/"):
+    num_leading = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
+    if num_leading > path.count("/"):
         return "leaves the root"
-    if ".." in parts[climbs:]:
-        return "climbs with `..` behind a name"
+    if ".." in parts[num_leading:]:
+        return "contains `..` after a name"
     return None
 
 
@@ -65,7 +65,7 @@ def _text_fault(text: str) -> str | None:
     if not text:
         return "is empty"
     if "\0" in text:
-        return "holds a NUL"
+        return "contains a NUL character"
     if text.startswith("/"):
         return "is absolute"
     if "\\" in text:
@@ -116,7 +116,7 @@ def make_manifest(entries: Iterable[FileEntry]) -> Manifest:
     for entry in ordered:
         fault = _entry_fault(entry)
         if entry.path in paths:
-            fault = "is there twice"
+            fault = "is listed twice"
         if fault:
             raise BundleError(
                 f"{shown(entry.path)!r} cannot be in a bundle: it {fault}",
@@ -161,7 +161,7 @@ def apply_delta(old: Manifest, delta: Delta) -> Manifest:
     """Return the manifest after `delta`. Raise BundleError if it does not fit `old` or its own digest."""
     if delta.base != old.digest:
         raise BundleError(
-            f"the delta starts from bundle {delta.base[:12]}, but bundle {old.digest[:12]} is here",
+            f"the delta starts from bundle {delta.base[:12]}, but this node has bundle {old.digest[:12]}",
             hint="send the whole bundle once: a delta from the empty manifest",
         )
     entries = {entry.path: entry for entry in old.entries}

@@ -21,11 +21,11 @@ RACY_NS = 2_000_000_000
 
 
 class StatCache:
-    """Hashes of files by their stat, for one process.
+    """In-memory cache of file hashes by the files' stat.
 
-    A file changed less than two seconds before it was read is not cached. On a file system with coarse
-    times it could change again and look the same. The change time counts too, because a copy may have an
-    old modification time.
+    A file that changed less than two seconds before it was read is not cached. On a file system with coarse
+    timestamps it could change again with the same stat. The key includes the change time (ctime), because a
+    copy may have an old modification time.
     """
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:

@@ -38,9 +38,9 @@ _GIT_LIMIT_S = 60
 def find_root(target: Path) -> Path:
     """Return the nearest folder at or above `target` that holds a marker, else the target's own folder.
 
-    The home folder and its parents never count as a project. Otherwise, dotfiles kept in git would make
-    the whole home travel. Without a marker, any own folder is returned, because a local run copies nothing.
-    `check_root` refuses such a folder if files must travel.
+    The home folder and its parents never count as a project. Otherwise, a home with dotfiles in git would be
+    sent as a whole. Without a marker, any target's folder is accepted, because a local run copies nothing.
+    `check_root` refuses folders that are too wide if files must be sent.
     """
     target = _existing(target)
     own = target if target.is_dir() else target.parent
@@ -53,12 +53,12 @@ def find_root(target: Path) -> Path:
 
 
 def is_project_root(folder: Path) -> bool:
-    """Return whether `folder` itself holds a marker."""
+    """Return whether `folder` itself contains a marker."""
     return any(os.path.lexists(folder / marker) for marker in MARKERS)
 
 
 def check_root(root: Path) -> Path:
-    """Return `root` with links resolved. Raise BundleError if its files cannot travel."""
+    """Return `root` with links resolved. Raise BundleError if its files cannot be sent."""
     root = _existing(root)
     if not root.is_dir():
         raise BundleError(
@@ -66,8 +66,8 @@ def check_root(root: Path) -> Path:
         )
     if _too_wide(root):
         raise BundleError(
-            f"the project root would be {root}, which holds far more than a project",
-            hint="move the code into a folder of its own",
+            f"the project root would be {root}, which contains far more than a project",
+            hint="move the code into a separate folder",
         )
     return root
 
@@ -148,7 +148,7 @@ def add_file(rules: Rules, root: Path, path: str) -> Rules:
 
 
 def select_files(root: Path) -> tuple[str, ...]:
-    """Return the sorted paths that travel, relative to `root`, with forward slashes."""
+    """Return the sorted paths of the files to send, relative to `root`, with forward slashes."""
     root = check_root(root)
     listed = _list_git(root)
     chosen = set(_walk(root)) if listed is None else _filter(root, listed)
@@ -161,7 +161,7 @@ def select_files(root: Path) -> tuple[str, ...]:
 
 
 def _filter(root: Path, listed: list[str]) -> set[str]:
-    """Return the files of git's list that travel, and those that `!` includes although git ignores them."""
+    """Return the files to send: git's list without ignored ones, and ignored ones that `!` includes."""
     usable = _make_usable(root)
     kept = [path for path in listed if usable(path)]
     own_files = {path for path in kept if path.rpartition("/")[2] == OWN_FILE}
@@ -179,7 +179,7 @@ def _filter(root: Path, listed: list[str]) -> set[str]:
 def _make_usable(root: Path) -> Callable[[str], bool]:
     """Return a predicate for paths that exist, are not skipped by name, and are only below real folders.
 
-    Git still lists the files of a folder that was replaced by a link. Only the link itself travels.
+    Git still lists the files of a folder that was replaced by a link. Only the link itself is sent.
     """
 
     @functools.cache
@@ -210,7 +210,7 @@ def _is_skipped_folder(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Folder:
-    """A folder that is still to be read, with the rules that apply there."""
+    """A folder that has not been read yet, with the rules that apply to it."""
 
     path: str  # ends with a slash, except for the root
     git: Rules
@@ -219,7 +219,7 @@ class _Folder:
 
 
 def _walk(root: Path, *, hidden: bool = False) -> Iterator[str]:
-    """Yield every file below `root` that travels, at any depth. `hidden` means that git ignores all."""
+    """Yield every file to send below `root`, at any depth. `hidden` means that git ignores all of them."""
     waiting = [_Folder(path="", git=NO_RULES, own=NO_RULES, hidden=hidden)]
     while waiting:
         folder = waiting.pop()
@@ -266,7 +266,7 @@ def _list_git(root: Path) -> list[str] | None:
     Return None without git, or if the list is empty. An empty list means that an outer repository ignores
     the root itself.
     """
-    # A hook's GIT_DIR would point elsewhere, and a repository's fsmonitor would run a program.
+    # A git hook's GIT_DIR may name another repository, and a repository's fsmonitor would run a program.
     env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     command = ["git", "-c", "core.fsmonitor=false", "ls-files", "-co", "--exclude-standard", "-z"]
     try:

@@ -39,7 +39,7 @@ def check_hidden(hidden: Mapping[str, str]) -> dict[str, str]:
     for name, value in hidden.items():
         if not _NAME.match(name):
             raise SpecError(
-                f"{name!r} is not a name for an environment variable",
+                f"{name!r} is not a valid name of an environment variable",
                 hint="use letters, digits and _, not starting with a digit",
             )
         if name in names.SET_PER_RANK or name.startswith(_OURS):
@@ -49,7 +49,7 @@ def check_hidden(hidden: Mapping[str, str]) -> dict[str, str]:
             )
         if "\0" in value:
             raise SpecError(
-                f"the value of {name} holds a NUL character, which no environment can carry",
+                f"the value of {name} contains a NUL character, which environment variables cannot have",
                 hint="mount a binary secret as a file instead",
             )
     return dict(hidden)

@@ -1,7 +1,7 @@
 """JobSpec: a user's request, checked but not yet planned.
 
-`client.jobs.run.make_spec` creates it, and `plan.make_plan` reads it. It has no job ids, ports, job paths or
-objects of engines.
+`client.jobs.run.make_spec` creates it, and `plan.make_plan` reads it. It contains no job ids, ports, job
+paths or engine objects.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class JobSpec:
     work: Work
     name: str = ""
     engine: str = "local"
-    framework: str = ""  # empty for the work's default framework
+    framework: str = ""  # empty for the default framework of the work
     nodes: int = 1
     min_nodes: int = 0  # fewest nodes that an attempt may start with, or 0 for all
     procs: int = 1
@@ -39,10 +39,10 @@ class JobSpec:
     start: str = "fork"
     preload: tuple[str, ...] = ()
     restarts: int = 0
-    node_restarts: int = 3  # for lost nodes, if the engine replaces them
+    node_restarts: int = 3  # number of lost nodes to tolerate, if the engine replaces them
     timeout_s: float | None = None
     grace_s: float = 10.0
-    peer_wait_s: float = 60.0  # how long a rank that is done waits for the others
+    peer_wait_s: float = 60.0  # how long a finished rank waits for the others
     lease_s: float | None = None  # None for the engine's default
     join_timeout_s: float | None = None  # None for the engine's default
     detach: bool = False
@@ -95,9 +95,10 @@ def _check_choices(spec: JobSpec) -> None:
             )
         if not _ENV_NAME.match(key):
             raise SpecError(
-                f"{key!r} is not a name for an environment variable", hint="use --env NAME=VALUE"
+                f"{key!r} is not a valid name of an environment variable",
+                hint="use --env NAME=VALUE",
             )
         if "\0" in value:
             raise SpecError(
-                f"the value of {key} holds a NUL character, which environment variables cannot have"
+                f"the value of {key} contains a NUL character, which environment variables cannot have"
             )

@@ -1,7 +1,7 @@
-"""Command lines that start a node's processes themselves: torchrun, accelerate launch, deepspeed.
+"""Command lines of launchers, which start a node's processes: torchrun, accelerate launch, deepspeed.
 
-Such a line is one command per node, whatever the number of ranks. This module reads the size that the line
-states, and adds the flags that it lacks. It performs no I/O.
+Each node runs the command once, whatever the number of ranks. This module reads the number of processes from
+the command line, and adds missing flags. It performs no I/O.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OURS = frozenset(
 
 _OWN_PLACE = "leave it out: each node knows its own rank"
 _MEETING = "leave it out: Windlass configures the rendezvous"
-# Launcher flags that Windlass names differently: the launcher, and the replacement, with {} for the value.
+# Launcher flags that have another name in Windlass: the launcher, and the hint, with {} for the value.
 # Excludes flags that scripts often have too (--log_dir, --role, --include, --config_file).
 _TRANSLATIONS = {
     "nproc_per_node": (TORCHRUN, "write --procs {}"),
@@ -71,7 +71,7 @@ _NO_VALUE = ("standalone", "multi_gpu", "use_fsdp", "use_deepspeed")
 
 
 def translate_flag(word: str, following: str = "") -> SpecError | None:
-    """Return the error for a launcher's flag, with Windlass's flag as hint, or None for other words."""
+    """Return the error for a launcher's flag, with a hint about Windlass's flag, or None for other words."""
     name, equals, value = word.partition("=")
     key = name.removeprefix("--").replace("-", "_")
     if not word.startswith("--") or key not in _TRANSLATIONS:
@@ -87,15 +87,15 @@ def translate_flag(word: str, following: str = "") -> SpecError | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherLine:
-    """A launcher's command line, split after the launcher."""
+    """Command line of a launcher, split after the launcher's name."""
 
     launcher: str
     head: tuple[str, ...]
     words: tuple[str, ...]  # the launcher's flags, then the program
-    is_shell: bool = False  # the line was part of a shell command
+    is_shell: bool = False  # the command line was part of a shell command
 
     def read(self, *names: str) -> str | None:
-        """Return the value of one of the launcher's flags, given the flag's names."""
+        """Return the value of a launcher's flag that has these names, or None."""
         for index, word in enumerate(self.words):
             if word.endswith(".py") or word in ("-m", "--module"):
                 return None
@@ -111,7 +111,7 @@ class LauncherLine:
 
     @property
     def num_procs(self) -> int | None:
-        """Number of processes per node that the line states, or None."""
+        """Number of processes per node in the command line, or None."""
         if self.launcher == ACCELERATE:
             total, nodes = self.read_number("num_processes"), self.read_number("num_machines")
             return None if total is None else max(1, total // (nodes or 1))
@@ -119,20 +119,20 @@ class LauncherLine:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """The script that it starts, with its arguments."""
+        """Script that the launcher starts, with its arguments."""
         scripts = [i for i, word in enumerate(self.words) if word.endswith(".py")]
         return self.words[scripts[0] :] if scripts else ()
 
 
 def find_launcher(argv: Sequence[str]) -> LauncherLine | None:
-    """Return the launcher's line in a command. It may follow other words or be part of a shell command."""
+    """Return the launcher's command line inside a command, which may be a shell command."""
     if argv and _SHELLS.search(argv[0].rpartition("/")[2]):
         flags = [i for i, word in enumerate(argv[:3]) if re.fullmatch(r"-[a-z]*c", word)]
         text = argv[flags[0] + 1] if flags and len(argv) > flags[0] + 1 else ""
         for part in _ENDS_COMMAND.split(text):
             try:
                 line = _find(shlex.split(part))
-            except ValueError:  # an unclosed quote, so not a launcher's line
+            except ValueError:  # an unclosed quote, so it is not a launcher's command line
                 continue
             if line is not None:
                 return LauncherLine(launcher=line[0], head=line[1], words=line[2], is_shell=True)
@@ -164,7 +164,7 @@ def _find(argv: Sequence[str]) -> tuple[str, tuple[str, ...], tuple[str, ...]] |
 def insert_flags(command: Command, line: LauncherLine, flags: Sequence[str]) -> Command:
     """Return the command with flags after its launcher.
 
-    A shell runs the command, so that flags may use variables that only the node has.
+    A shell runs the command, so that flags can use variables that are set only on the node.
     """
     if not flags:
         return command
@@ -181,13 +181,13 @@ def insert_flags(command: Command, line: LauncherLine, flags: Sequence[str]) -> 
 
 
 def unwrap_torchrun(command: Command) -> tuple[Script | Module | Command, tuple[str, ...]]:
-    """Return the program of a torchrun line, and its flags except those for nodes, size and rendezvous."""
+    """Return torchrun's program, and its flags except those for nodes, processes and rendezvous."""
     line = find_launcher(command.argv)
     if line is None:
         return command, ()
     if line.launcher != TORCHRUN or line.is_shell or len(line.head) not in (1, 3):
         raise SpecError(
-            f"an export without Windlass runs torchrun, and cannot take {command.label!r:.80} apart",
+            f"an export without Windlass runs torchrun, and {command.label!r:.80} is not a torchrun command",
             hint="export the script with windlass export train.py, or use -e kubernetes without --plain",
         )
     kept: list[str] = []

@@ -1,7 +1,8 @@
 """Resources of nodes: Kubernetes quantities, and node sizes for frameworks that count resources.
 
-`4`, "500m" and "512Gi" stay text, the form that the API server accepts. They become numbers only for
-comparisons. Clients, `kube` and frameworks with clusters use this module. It performs no I/O.
+Quantities such as "4", "500m" and "512Gi" stay text, the form that the API server accepts. They are converted
+to numbers only for comparisons. Clients, `kube` and frameworks with clusters use this module. It performs no
+I/O.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def check_cpus(name: str, text: str) -> None:
 
 
 def check_bytes(name: str, text: str) -> None:
-    """Raise SpecError if a text is not an amount of memory or disk, or obviously lacks its unit."""
+    """Raise SpecError if a text is not an amount of memory or disk, or its unit is obviously missing."""
     if not text:
         return
     if not re.fullmatch(_FORM, text) or text[-1] in "num":
@@ -51,7 +52,7 @@ def check_bytes(name: str, text: str) -> None:
 
 
 def read_quantity(text: str) -> int:
-    """Return a quantity in billionths, as a whole number, so that 0.3 and 300m are equal."""
+    """Return a quantity as a whole number of billionths, so that 0.3 and 300m are equal."""
     match = re.fullmatch(_FORM, text)
     if not match:
         raise SpecError(f"{text!r:.60} is not a quantity", hint="use a form like 4, 500m or 512Gi")
@@ -73,7 +74,7 @@ def halve(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSize:
-    """Size of one node. 0 means all that the machine has, shared among the nodes on it."""
+    """Size of one node. 0 means everything the machine has, shared among its nodes."""
 
     cpus: float = 0.0
     gpus: int = 0
@@ -86,7 +87,7 @@ class NodeSizes:
 
     first: NodeSize = NodeSize()
     others: NodeSize = NodeSize()
-    pretends_gpus: bool = False  # counted GPUs do not have to exist
+    pretends_gpus: bool = False  # GPUs are counted although they may not exist
     version: str = ""  # of that library on the client, or empty if it is not installed
     cwd: str = ""  # working directory of its processes, or empty for the job's
     paths: tuple[str, ...] = ()  # import paths of its processes

@@ -87,7 +87,7 @@ class PodSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSpec:
-    """Every pod of a job. Quantities are text in the form of Kubernetes. An empty text means no request."""
+    """Spec of every pod of a job. Quantities are text, as in Kubernetes. An empty text means no request."""
 
     image: str
     namespace: str = ""  # empty for the context's namespace
@@ -114,7 +114,7 @@ class PodSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     queue: str = ""
     runtime: str = ""  # template of a TrainJob, or empty for the engine's choice
-    ttl_s: float | None = DAY_S  # None to keep it until it is removed
+    ttl_s: float | None = DAY_S  # None to keep the ended job until a user removes it
     in_image: bool = False
     run_as: int | None = 1000  # None to let the cluster or the image decide
     patch: Mapping[str, Any] | None = None
@@ -140,7 +140,7 @@ class PodSpec:
             memory=size.memory,
             gpus=size.gpus,
             gpu_type=self.gpu_type if size.gpus else "",
-            requests={},  # these are relative to the limits of the first pod
+            requests={},  # they were checked against the limits of the first pod
             workers=None,
         )
 
@@ -199,7 +199,7 @@ def _check_resources(pod: PodSpec) -> None:
         _check_request(pod, name, value)
     if pod.shm and pod.memory and read_quantity(pod.shm) > read_quantity(pod.memory):
         raise SpecError(
-            f"--shm {pod.shm} is more than --memory {pod.memory}, which it counts against",
+            f"--shm {pod.shm} is more than --memory {pod.memory}, of which it is a part",
             hint="raise --memory or lower --shm",
         )
 
@@ -216,7 +216,7 @@ def _check_request(pod: PodSpec, name: str, value: str) -> None:
     limit = known[name]
     if limit and read_quantity(value) > read_quantity(limit):
         raise SpecError(
-            f"--request {name}={value} is more than the limit {limit}",
+            f"--request {name}={value} exceeds the limit {limit}",
             hint=f"raise --{name.replace('_', '-')} or lower the request",
         )
 

@@ -1,4 +1,4 @@
-"""Volumes and secrets of a pod: their text forms, and the records that these become.
+"""Volumes and secrets of a pod: their text forms, and the records that are parsed from them.
 
     CLAIM:/data[:ro]                        an existing claim
     new:10Gi:/data[:RWX][:CLASS]            a claim that is created and deleted with the job
@@ -29,7 +29,7 @@ ACCESS_MODES = {
     "ROX": "ReadOnlyMany",
     "RWOP": "ReadWriteOncePod",
 }
-# Patterns are compiled on use, because every agent imports this module, but few have pods.
+# Patterns are compiled on first use, because every agent imports this module, but few agents run in pods.
 _OBJECT_NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 _KEY_FORM = r"[-._A-Za-z0-9]{1,253}"
@@ -180,7 +180,7 @@ def _check_path(text: str, path: str) -> str:
         raise _no_volume(text, f"{path!r} is not an absolute path")
     path = posixpath.normpath("/" + path.lstrip("/"))
     if path in _RESERVED_PATHS or path.startswith("/windlass/"):
-        raise _no_volume(text, f"{path} is taken already")
+        raise _no_volume(text, f"{path} is reserved")
     return path
 
 
@@ -189,12 +189,12 @@ def _no_volume(text: str, why: str) -> SpecError:
 
 
 def read_secret(text: str) -> Secret:
-    """Return the use of a Secret that a text describes. Raise SpecError if it is malformed."""
+    """Return the Secret record that a text describes. Raise SpecError if the text is malformed."""
     variable, equals, reference = text.partition("=")
     if equals:
         secret, _, key = reference.partition(":")
         if not re.fullmatch(_OBJECT_NAME, secret):
-            # The error does not repeat the text, because a secret's value may be in it by mistake.
+            # The error does not repeat the text, because it may contain a secret's value by mistake.
             raise _no_secret(text, "the text after = does not name a Secret")
         if not re.fullmatch(_VARIABLE, variable) or variable in names.SET_PER_RANK:
             raise _no_secret(text, f"{variable!r} cannot be set as a variable")
@@ -210,7 +210,7 @@ def read_secret(text: str) -> Secret:
         raise _no_secret(text, f"{path!r} is not an absolute path")
     path = posixpath.normpath("/" + path.lstrip("/"))
     if path in _RESERVED_PATHS or path.startswith("/windlass/"):
-        raise _no_secret(text, f"{path} is taken already")
+        raise _no_secret(text, f"{path} is reserved")
     return SecretFiles(secret=secret, path=path)
 
 

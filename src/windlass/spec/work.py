@@ -39,7 +39,7 @@ def read_step(data: Any) -> ImageStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
-    """A callable. Its arguments, and the callable unless `file` names it, travel as the job's payload."""
+    """A callable. The job's payload has its arguments, and the callable itself unless `file` names it."""
 
     kind: ClassVar[str] = "function"
     framework: ClassVar[str] = "pytorch"
@@ -117,12 +117,14 @@ class Calls:
     kind: ClassVar[str] = "calls"
     framework: ClassVar[str] = "pytorch"
     fixed: str = ""  # digest of the settings that cannot change while the nodes run
-    about: Mapping[str, str] = field(default_factory=dict)  # those settings that the plan lacks
-    ttl_s: float | None = None  # how long the nodes stay without a call
+    about: Mapping[str, str] = field(default_factory=dict)  # fixed settings that the plan lacks
+    ttl_s: float | None = None  # how long idle nodes are kept
     steps: tuple[ImageStep, ...] = ()  # of the image, run once on each node
     user: str = ""  # the user that started the nodes
     identity: str = ""  # the cluster's name for that user, if known
-    place_s: float | None = None  # how long nodes wait for machines after all clients have gone
+    place_s: float | None = (
+        None  # how long the compute stays queued after its last client has exited
+    )
 
     @property
     def label(self) -> str:

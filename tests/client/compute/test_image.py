@@ -139,7 +139,7 @@ def test_commands():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"A B": "1"}, "'A B' is not a name"),
+        ({"A B": "1"}, "'A B' is not a valid name"),
         ({"RANK": "1"}, "RANK is set for each rank"),
         ({"A": None}, "must be text or a number, not NoneType"),
         ({"A": True}, "must be text or a number, not bool"),

@@ -59,7 +59,7 @@ def test_short_access_modes(given, mode):
         ({"size": "big"}, "the size of volume data must be an amount like 512Gi"),
         ({"mount_path": ""}, "volume data needs a mount_path"),
         ({"mount_path": "data"}, "mount_path of volume data: 'data' is not an absolute path"),
-        ({"mount_path": "/etc"}, "/etc is taken already"),
+        ({"mount_path": "/etc"}, "/etc is reserved"),
         ({"access_mode": "ReadWriteMny"}, "did you mean ReadWriteMany?"),
         ({"access_mode": 3}, "there are ReadWriteOnce (RWO)"),
         ({"storage_class": "A b"}, "cannot be the name of a storage class"),

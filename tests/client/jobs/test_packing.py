@@ -219,9 +219,9 @@ def test_a_home_folder_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(home))
     assert Path.home() == home
     found = read_work_target("train.py", cwd=home)
-    with pytest.raises(BundleError, match="which holds far more than a project") as caught:
+    with pytest.raises(BundleError, match="which contains far more than a project") as caught:
         pack_target(found, home, tmp_path)
-    assert caught.value.hint == "move the code into a folder of its own"
+    assert caught.value.hint == "move the code into a separate folder"
     assert not (tmp_path / "windlass").exists()
 
 

@@ -237,7 +237,7 @@ def _check_variables(given: Mapping[str, Any]) -> dict[str, str]:
     for name, value in given.items():
         if not isinstance(name, str) or not _VARIABLE.match(name):
             raise SpecError(
-                f"{name!r} is not a name for an environment variable",
+                f"{name!r} is not a valid name of an environment variable",
                 hint="letters, digits and _, not starting with a digit",
             )
         if name in names.SET_PER_RANK:

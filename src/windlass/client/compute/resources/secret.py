@@ -423,7 +423,7 @@ def _check_variable(name: object, *, hint: str = 'from_env(["API_KEY"])') -> Non
     if not isinstance(name, str) or not _VARIABLE.match(name):
         # not shown in full: it may be the value itself
         shown = f"{name[:4]}..." if isinstance(name, str) and len(name) > 4 else name
-        raise SpecError(f"{shown!r} is not a name for an environment variable", hint=hint)
+        raise SpecError(f"{shown!r} is not a valid name of an environment variable", hint=hint)
 
 
 def _read_file(path: Path, env: str) -> dict[str, str]:
