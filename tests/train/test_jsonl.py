@@ -49,7 +49,7 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
 def test_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes('{"text": "1"}\n{"text": "caf\xe9"}\n'.encode("latin-1"))
-    with pytest.raises(SpecError, match=r"a\.jsonl:2 is not UTF-8: byte 0xe9 at place 14"):
+    with pytest.raises(SpecError, match=r"a\.jsonl:2 is not UTF-8: byte 0xe9 at position 14"):
         JsonlRows(path)[1]
 
 

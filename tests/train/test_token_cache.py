@@ -184,7 +184,7 @@ def test_rows_that_cannot_be_tokenised_are_named(data: Path, tmp_path: Path) -> 
             cache_tokens(data, encode_bytes, cache=cache)
     data.write_text('{"text": "a"}\n{"text": "cut \\ud83d"}\n', encoding="utf-8")
     with pytest.raises(
-        SpecError, match=r"train\.jsonl:2 has half a character, '.ud83d', at place 4"
+        SpecError, match=r"train\.jsonl:2 has half a character, '.ud83d', at position 4"
     ):
         cache_tokens(data, encode_bytes, cache=cache)
     assert entries(cache) == []  # no partial entry remains

@@ -2,7 +2,7 @@
 
 `context.get_context` makes it, and the trainer reads it at every step. The signal handler only records the
 time. The trainer decides what to save and when to stop. A loop that never reads the notice is terminated like
-any process. No torch in here.
+any process. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _USUAL_GRACE_S = 30.0  # the default of Kubernetes, and of torchrun for its work
 
 
 class Preemption:
-    """Notice of the end, by SIGTERM or by `notice()`, and the seconds until the process is killed."""
+    """Notice to exit, by SIGTERM or by `notice()`, and the seconds until the process is killed."""
 
     def __init__(self, *, grace_s: float | None = None) -> None:
         self.grace_s = read_grace(os.environ) if grace_s is None else grace_s
@@ -38,23 +38,23 @@ class Preemption:
 
     @property
     def is_noticed(self) -> bool:
-        """True if the end was announced. A loop that reads this must stop by itself."""
+        """True if the process was asked to exit. A loop that reads this must stop by itself."""
         self._is_read = True
         return self._deadline_s is not None
 
     @property
     def is_announced(self) -> bool:
-        """True if the end was announced. This does not count as reading, so a loop may ignore the notice."""
+        """True if the process was asked to exit. This does not count as reading the notice."""
         return self._deadline_s is not None
 
     @property
     def is_over(self) -> bool:
-        """True if the end was announced and the grace has passed. This does not count as reading either."""
+        """True if the grace period has passed. This does not count as reading the notice."""
         return self._deadline_s is not None and time.monotonic() >= self._deadline_s
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until this process is killed, or None while no end was announced."""
+        """Seconds until this process is killed, or None if it was not asked to exit."""
         self._is_read = True
         if self._deadline_s is None:
             return None
@@ -66,25 +66,25 @@ class Preemption:
         return None if self._is_guessed else self.seconds_left
 
     def end_reading(self) -> None:
-        """Record that the loop reading the notice has ended, so that SIGTERM may end this process again."""
+        """Record that the loop that read the notice has ended, so that SIGTERM ends this process again."""
         self._is_read = False
 
     def notice(self) -> None:
-        """Announce the end now. Only the first announcement counts."""
+        """Ask this process to exit now. Only the first notice counts."""
         if self._deadline_s is None:
             self._deadline_s = time.monotonic() + self.grace_s
 
     def listen(self) -> bool:
-        """Listen for SIGTERM. Return False outside the main thread, which alone can handle signals.
+        """Listen for SIGTERM. Return False outside the main thread, where Python cannot handle signals.
 
-        A previous handler is called too. Without one, if no code reads the notice, the second SIGTERM or the
-        end of the grace ends the process by default.
+        A previous handler is still called. Without one, and if no code reads the notice, a second SIGTERM or
+        the end of the grace period terminates the process.
         """
         if self._is_listening:
             return True
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
-                "preemption is not noticed, because only the main thread can handle SIGTERM"
+                "SIGTERM is not handled, because this is not the main thread: preemption goes unnoticed"
             )
             return False
         self._previous = signal.signal(signal.SIGTERM, self._on_signal)
@@ -122,7 +122,7 @@ class Preemption:
             _thread.start_new_thread(self._end_unread, ())
 
     def _end_unread(self) -> None:
-        """Signal this process again at the end of the grace, unless the notice was read."""
+        """Send SIGTERM again at the end of the grace period, unless the notice was read."""
         time.sleep(self.grace_s)
         if not self._is_read and self._has_signal:
             os.kill(os.getpid(), signal.SIGTERM)

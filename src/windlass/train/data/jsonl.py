@@ -1,7 +1,7 @@
 """Rows of JSONL files, which are memory-mapped. Only the starts of their lines are kept in memory.
 
 `JsonlRows` is a map dataset. `read_kind` returns whether a row has a text or messages for language modelling.
-Errors name the file and the line. Called by users and by token_cache. This module knows no tokens.
+Errors name the file and the line. Called by users and by token_cache. This module does not tokenize.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KINDS = ("text", "messages")
 class JsonlRows(Sequence[dict[str, Any]]):
     """Rows of one or more JSONL files, or of all *.jsonl of a folder, without blank lines."""
 
-    is_read_in_background = True  # safe for the loader: no random numbers
+    is_read_in_background = True  # in a thread, because it draws no random numbers
 
     def __init__(self, paths: str | Path | Iterable[str | Path]) -> None:
         self.paths = find_files(paths)
@@ -60,7 +60,7 @@ class JsonlRows(Sequence[dict[str, Any]]):
         except UnicodeDecodeError as error:
             raise SpecError(
                 f"{self.where(index)} is not UTF-8: byte 0x{line[error.start]:02x} at "
-                f"place {error.start + 1} of the line",
+                f"position {error.start + 1} of the line",
                 hint="convert the file, for example with `iconv -f latin1 -t utf-8 OLD > NEW`",
             ) from error
         except (ValueError, RecursionError) as error:
@@ -76,7 +76,7 @@ class JsonlRows(Sequence[dict[str, Any]]):
         return row
 
     def where(self, index: int) -> str:
-        """Return the place of a row as file:line, like editors and compilers."""
+        """Return the location of a row as file:line."""
         number, start = self._find(index)
         line = self._maps[number][:start].count(b"\n") + 1
         return f"{self.paths[number]}:{line}"
@@ -122,7 +122,7 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> tuple[Path, ...]:
 
 
 def read_kind(row: dict[str, Any], where: Callable[[], str]) -> str:
-    """Return what the row holds for language modelling, "text" or "messages"."""
+    """Return the kind of a row for language modelling, "text" or "messages"."""
     for kind, type_ in (("messages", list), ("text", str)):
         if isinstance(row.get(kind), type_):
             return kind

@@ -4,7 +4,7 @@
     for step in loader.steps(start=resumed_at, stop=1000): ...
 
 The samples of a step are a pure function of (seed, step). The state of a loader is the number of the next
-step, and a checkpoint saves only that. The trainer uses it. This module knows no model and no device.
+step, and a checkpoint saves only that. Used by the trainer. This module is independent of model and device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _AHEAD = 2  # steps that a thread reads ahead
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Micro-batch of this rank. One of weight 0 is a filler, and its loss must count nothing."""
+    """Micro-batch of this rank. A batch with weight 0 is a filler, and its loss must not count."""
 
     data: Any  # collated
     weight: int  # number of samples in it that count
@@ -61,11 +61,11 @@ class Loader:
     """Steps over a map dataset (`len` and `[]`), or over an iterable one in its own order.
 
     batch: samples of an optimizer step over all ranks, whatever their number.
-    micro_batch: samples that one rank processes together (default: all it has in a step).
+    micro_batch: samples that one rank processes together (default: all of its samples in a step).
     drop_last: skip an incomplete batch at the end of an epoch. Otherwise that step is smaller.
-    rank, world_size: place among the ranks (default: this process's context).
-    num_workers: processes that read the data, or 0 for this one. The dataset may draw random numbers in
-        either. They are seeded for each sample, separately from those of the model.
+    rank, world_size: position among the ranks (default: from this process's context).
+    num_workers: processes that read the data, or 0 to read in this process. In both cases the dataset may
+        draw random numbers, which are seeded for each sample and separate from the model's.
     prefetch: steps that a thread of this process reads ahead if there are no workers. The default is 2 for a
         dataset known to be safe (TensorDataset, or `is_read_in_background = True` on it), else 0. A dataset
         read by a thread must not draw random numbers.
@@ -136,13 +136,15 @@ class Loader:
         return self.cutting.count_steps(self.num_samples)
 
     def steps(self, *, start: int = 0, stop: int | None = None) -> Generator[DataStep, None, None]:
-        """Yield the steps from `start` to before `stop`, over epochs, or endlessly without `stop`."""
+        """Yield the steps from `start` up to, not including, `stop`. Without `stop`, this never ends."""
         if start < 0:
             raise SpecError(f"cannot start at step {start}", hint="the first step is 0")
         steps = _join_steps(self._read(start, stop), pins=self._pins and not self.num_workers)
         if self._depth:
             return prefetch.read_ahead(steps, depth=self._depth)
-        return steps if self.num_workers else _keep_apart(steps, keeps_state=self.is_stream)
+        return (
+            steps if self.num_workers else _isolate_random_state(steps, keeps_state=self.is_stream)
+        )
 
     def _read(self, start: int, stop: int | None) -> Iterator[ReadBatch]:
         seed = None if self._depth else self.seed
@@ -197,10 +199,10 @@ class Loader:
 
 
 class EvalLoader:
-    """Loader of every sample of a dataset exactly once over all ranks, in its own order, per `iter`.
+    """Loader that reads every sample of a dataset once over all ranks, in the dataset's order.
 
-    Every rank gets the same number of batches, and weights count only real samples. The sum of loss x weight
-    over all ranks, divided by the sum of weights, is therefore the mean over the dataset.
+    Each `iter` is one pass. Every rank gets the same number of batches, and fillers have weight 0. The sum of
+    loss x weight over all ranks, divided by the sum of weights, is therefore the mean over the dataset.
     """
 
     def __init__(self, dataset: Any, *, micro_batch: int, **options: Any) -> None:
@@ -235,7 +237,9 @@ def _read_here(reader: SampleReader, plans: Iterator[StepPlan]) -> Iterator[Read
             yield plan, place, reader.read(batch, plan.epoch)
 
 
-def _keep_apart(steps: Iterator[DataStep], *, keeps_state: bool) -> Generator[DataStep, None, None]:
+def _isolate_random_state(
+    steps: Iterator[DataStep], *, keeps_state: bool
+) -> Generator[DataStep, None, None]:
     """Yield the steps, with the data's random numbers separate from the training's."""
     side = SideRandom(keeps_state=keeps_state)
     while True:
@@ -267,7 +271,7 @@ def _join_steps(batches: Iterator[ReadBatch], *, pins: bool) -> Generator[DataSt
 
 
 def _pin(data: Any) -> Any:
-    """Return the same data in pinned memory, from which a GPU copies without waiting."""
+    """Return the same data in pinned memory, from which copies to a GPU are asynchronous."""
     if hasattr(data, "pin_memory"):
         return data.pin_memory()
     if isinstance(data, dict):
@@ -294,6 +298,6 @@ def _find_place(rank: int | None, world_size: int | None) -> tuple[int, int]:
 def _check_numbers(*, batch: int, micro_batch: int | None, num_workers: int) -> None:
     if batch < 1 or (micro_batch is not None and micro_batch < 1) or num_workers < 0:
         raise SpecError(
-            f"batch={batch}, micro_batch={micro_batch}, num_workers={num_workers}",
+            f"batch={batch}, micro_batch={micro_batch} or num_workers={num_workers} is too small",
             hint="give batches of at least one sample, and num_workers=0 to read in this process",
         )

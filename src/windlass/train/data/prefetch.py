@@ -1,4 +1,4 @@
-"""Iterators that run ahead of their reader, in a thread or in worker processes of torch's DataLoader.
+"""Iterators that run ahead of their consumer, in a thread or in worker processes of torch's DataLoader.
 
 Nothing starts before the first item is requested, so that a process may still fork. Threads and workers end
 when the iterator is closed or exhausted. Only loader calls this.
@@ -138,7 +138,7 @@ def _run_workers(
         work,
         sampler=wanted,
         batch_size=None,
-        collate_fn=_as_it_is,
+        collate_fn=_identity,
         num_workers=num_workers,
         pin_memory=pin_memory,
         generator=torch.Generator(),  # otherwise it draws from the training's generator
@@ -150,7 +150,7 @@ def _run_workers(
         yield item
 
 
-def _as_it_is(item: Any) -> Any:
+def _identity(item: Any) -> Any:
     return item
 
 
@@ -159,11 +159,11 @@ def _start_worker(init: Callable[[int], None] | None, worker: int) -> None:
 
     The first one goes to the whole process group. The second comes from the rank and must end a busy worker.
     """
-    signal.signal(signal.SIGTERM, _let_the_first_pass)
+    signal.signal(signal.SIGTERM, _ignore_first_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank handles Ctrl-C
     if init is not None:
         init(worker)
 
 
-def _let_the_first_pass(number: int, _: FrameType | None) -> None:
+def _ignore_first_signal(number: int, _: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)

@@ -1,10 +1,10 @@
 """Readers that turn samples of a dataset into the data of a micro-batch.
 
 A `SampleReader` reads a map dataset. It runs in the rank, in its prefetch thread, or in a worker of torch's
-DataLoader, and knows no ranks or steps. A `StreamReader` reads an iterable dataset, which has its own order
-and no random access. Every rank, and every worker process of a rank, iterates over the whole dataset and
-keeps its share of each global batch. A resumed run skips the samples that were read before. If the dataset
-has no length, it skips epoch by epoch.
+DataLoader, and is independent of ranks and steps. A `StreamReader` reads an iterable dataset, which has its
+own order and no random access. Every rank, and every worker process of a rank, iterates over the whole
+dataset and keeps its share of each global batch. A resumed run skips the samples that were read before. If
+the dataset has no length, it skips epoch by epoch.
 
 A dataset may draw from Python's, numpy's and torch's global generators. The readers seed them for a sample
 and restore the training's state afterwards. A sample is then a function of (seed, epoch, sample). The model's
@@ -42,9 +42,10 @@ def seed_all(*parts: int) -> None:
 
 
 class SideRandom:
-    """Context in which the global generators have the data's states, which the next entry continues.
+    """Context that gives the global generators the data's states, and restores the training's on exit.
 
-    If every sample is seeded anyway, the state need not be kept.
+    With `keeps_state`, the next use continues from the data's last states. Data that is seeded for each
+    sample does not need that.
     """
 
     def __init__(self, *, keeps_state: bool) -> None:
@@ -121,7 +122,7 @@ class SampleReader:
         return collate(self.collate, samples, batch, epoch, seed=self.seed)
 
     def _read_samples(self, sample_ids: Sequence[int], epoch: int) -> list[Any]:
-        """Return the samples. Only a dataset that draws is seeded, and its first batch is read twice."""
+        """Return the samples. Data that draws random numbers is seeded, after a first unseeded read."""
         if self.seed is None or self._draws:
             return self._read_each(sample_ids, epoch)
         before = get_states()
@@ -169,7 +170,7 @@ def collate(
         raise SampleError(
             f"samples {list(batch.reads)} of epoch {epoch} could not be collated into a batch: "
             f"{type(error).__name__}: {error}",
-            hint="make samples alike, or give the loader a `collate` that does",
+            hint="give all samples the same type and shape, or pass the loader a `collate` for them",
         ) from error
     finally:
         if is_seeded:
@@ -239,7 +240,7 @@ class StreamReader:
         )
 
     def _read_epoch(self, epoch: int, *, skip: int) -> Iterator[tuple[int, list[Any], bool]]:
-        """Yield global batches (first place, samples, whether it is the last), reading one ahead.
+        """Yield global batches as (first position, samples, is_last), reading one ahead.
 
         The first `skip` batches are counted, but not kept.
         """

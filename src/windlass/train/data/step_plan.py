@@ -1,13 +1,13 @@
 """Plan of the samples that a rank reads for a step: a global batch, split over ranks and micro-batches.
 
-This module is pure and knows no dataset. The order of the samples is a permutation that depends only on
+This module is pure and reads no dataset. The order of the samples is a permutation that depends only on
 (seed, epoch, index). It is a Feistel network over the bits of an index, repeated until the result is below
 `num_samples`. No state is kept per sample, and every process computes the same order on its own. Checkpoints
 depend on the values, so changing them changes the format.
 
 The global batch of a step does not depend on the world size. Only the split does. Every rank gets the same
-number of micro-batches, so that collectives match. If there are too few samples, a filler that counts nothing
-takes the place. Called by loader and sample_reading.
+number of micro-batches, so that collectives match. If there are too few samples, fillers with weight 0
+complete the number. Called by loader and sample_reading.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BLOCK = 4096  # indices computed together
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order(Sequence[int]):
-    """Samples of an epoch by place. `order[i]` is a sample's number and `order[a:b]` a list of numbers."""
+    """Samples of an epoch by position. `order[i]` is a sample's number, and `order[a:b]` a list of them."""
 
     num_samples: int
     keys: tuple[int, ...]  # one per round, or empty for unshuffled samples
@@ -46,7 +46,7 @@ class Order(Sequence[int]):
         if isinstance(index, slice):
             return self._slice(range(*index.indices(self.num_samples)))
         if not -self.num_samples <= index < self.num_samples:
-            raise IndexError(f"place {index} of an order of {self.num_samples} samples")
+            raise IndexError(f"position {index} of an order of {self.num_samples} samples")
         place = index % self.num_samples
         return self._slice(range(place, place + 1))[0]
 
@@ -138,7 +138,7 @@ class Cutting:
     """Settings for making and splitting global batches, as one rank sees them."""
 
     batch: int  # samples of a step, over all ranks
-    micro_batch: int | None  # samples of one rank (default: all it has in a step)
+    micro_batch: int | None  # samples of one rank (default: all of its samples in a step)
     rank: int
     world_size: int
     drop_last: bool
@@ -148,7 +148,7 @@ class Cutting:
         return num_samples // self.batch if self.drop_last else -(-num_samples // self.batch)
 
     def cut(self, num_samples: int) -> list[range]:
-        """Return this rank's micro-batches as places in a step. Empty ranges are fillers."""
+        """Return this rank's micro-batches as ranges of positions in a step. Empty ranges are fillers."""
         first = num_samples * self.rank // self.world_size
         last = num_samples * (self.rank + 1) // self.world_size
         largest_share = -(-num_samples // self.world_size)

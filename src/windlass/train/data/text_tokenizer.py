@@ -1,12 +1,13 @@
-"""Wrapper with what the data path needs of a tokenizer, for Hugging Face's or any function of a text.
+"""Wrapper that gives all tokenizers one interface: Hugging Face's, and any function of a text.
 
 It turns texts into tokens. It also provides the vocabulary's size, the token that ends a document, and a
 fingerprint that changes with the tokenizer. For a conversation, `encode_chat` also returns which tokens are
 learned: the assistant's turns, up to their end tokens.
 
-If the chat template marks generations itself, its marks are used. Otherwise the text is rendered up to each
-turn of the assistant and compared. A template that rewrites earlier turns is refused, since its labels would
-be guesses. Called by token_cache. This module never imports transformers.
+If the chat template marks generations itself, its marks are used. Otherwise the conversation is rendered up
+to the start and the end of each assistant turn, and the texts are compared. A template that rewrites earlier
+turns is refused, because its labels would be guesses. Called by token_cache. This module never imports
+transformers.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class TextTokenizer:
 
 def _describe(tokenizer: Any) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if hasattr(backend, "to_str"):  # from the tokenizers library, completely as JSON
+    if hasattr(backend, "to_str"):  # the tokenizers library serializes the whole tokenizer
         return backend.to_str() + _describe_settings(tokenizer)
     if hasattr(tokenizer, "get_vocab"):
         return json.dumps(tokenizer.get_vocab(), sort_keys=True) + _describe_settings(tokenizer)

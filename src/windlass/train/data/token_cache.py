@@ -1,11 +1,11 @@
 """Cache of data files as tokens, keyed by the content of the file, the tokenizer and the options.
 
 Every rank calls `cache_tokens` at the same time, without a process group. One process per file system makes
-the tokens of a file, and the others wait and map them. Each data file is its own shard, so that a changed
-file is made again alone. Called by recipes and users.
+the tokens of a file, and the others wait and map them. Each data file has its own shard, so that only changed
+files are tokenized again. Called by recipes and users.
 
-`make_once` makes a folder under a temporary name, holding a lock, and renames it. A lock ends with its
-process (flock). On a file system without locks, each process makes its own folder and the first rename
+`make_once` takes a lock, makes a folder under a temporary name, and renames it. The lock (flock) ends with
+its process. On a file system without locks, each process makes its own folder and the first rename
 wins. That costs more work, but never gives a wrong result.
 """
 
@@ -35,13 +35,13 @@ from windlass.waiting import wait_until
 logger = logging.getLogger(__name__)
 
 _STALE_S = 3600.0  # a temporary folder unchanged for this long is orphaned
-_NO_ROOM = (
+_NOT_WRITABLE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
     *(errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENAMETOOLONG),
 )
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 _ROWS_AT_ONCE = 512  # a fast tokenizer spreads them over the CPU cores
-# a file written more recently may change again without a newer time
+# a file that was modified more recently may change again without a newer timestamp
 _SETTLED_S = 2.0
 
 
@@ -60,7 +60,7 @@ def make_once(
         with _lock(folder.parent / f".{folder.name}.lock", str(folder), timeout_s):
             return False if is_whole(folder) else _make(folder, make, is_whole)
     except OSError as error:
-        if error.errno not in _NO_ROOM or not _is_within(error.filename, folder.parent):
+        if error.errno not in _NOT_WRITABLE or not _is_within(error.filename, folder.parent):
             raise
         raise SpecError(
             f"cannot write to {folder.parent}: {error.strerror}",
@@ -79,7 +79,7 @@ def _make(folder: Path, make: Callable[[Path], None], is_whole: Callable[[Path],
 
 
 def _is_within(name: object, folder: Path) -> bool:
-    """Return whether an error concerns this folder. One without a name concerns an open file (no space)."""
+    """Return whether an error concerns this folder. Errors on open files (disk full) have no file name."""
     if not isinstance(name, str | bytes):
         return True
     path, folder = Path(os.fsdecode(name)).absolute(), folder.absolute()
@@ -115,7 +115,7 @@ def _lock(path: Path, purpose: str, timeout_s: float) -> Iterator[None]:
             timeout_s=timeout_s,
             every_s=0.1,
             say=lambda s: logger.warning(
-                "waiting for %s, made by another process: %.0f s", purpose, s
+                "waiting for another process to make %s (%.0f s)", purpose, s
             ),
         ):
             raise WaitTimeout(
@@ -152,12 +152,12 @@ def cache_tokens(
     tokenizer_key: str | None = None,
     vocab_size: int | None = None,
 ) -> TokenShards:
-    """Return the documents of JSONL files (`text` or `messages`) as tokens, from `cache` or made now.
+    """Return the documents of JSONL files (`text` or `messages`) as tokens, from `cache` if possible.
 
-    cache: a folder, preferably shared by all nodes. Otherwise each node makes the tokens once.
+    cache: a folder, preferably shared by all nodes. Otherwise each node tokenizes the files once.
     ends_documents: append the tokenizer's end token to each text that lacks it.
     tokenizer_key: a name for a tokenizer that is your own function.
-    vocab_size: size of a vocabulary that the tokenizer does not report. Up to 65536 halves the files.
+    vocab_size: size of a vocabulary that the tokenizer does not report. At most 65536 halves the files.
     """
     wrapped = TextTokenizer(tokenizer, key=tokenizer_key, vocab_size=vocab_size)
     end = wrapped.end_token if ends_documents else None
@@ -166,13 +166,13 @@ def cache_tokens(
     for path in find_files(files):
         key = hashlib.sha256(json.dumps([*options, hash_file(path, Path(cache))]).encode())
         folder = Path(cache) / f"tokens-{key.hexdigest()[:32]}"
-        make_once(folder, _Maker(path, wrapped, end).make, is_whole=is_whole)
+        make_once(folder, _FileTokenizer(path, wrapped, end).make, is_whole=is_whole)
         folders.append(folder)
     return TokenShards(folders)
 
 
-class _Maker:
-    """Maker of the tokens of one file."""
+class _FileTokenizer:
+    """Tokenizer of one data file."""
 
     def __init__(self, path: Path, tokenizer: TextTokenizer, end: int | None) -> None:
         self.path = path
@@ -228,7 +228,7 @@ class _Maker:
 
 
 def _check_characters(row: dict[str, Any], where: Callable[[], str]) -> None:
-    """Refuse half of a character, from a text cut within a JSON escape. No tokenizer accepts it."""
+    """Refuse half of a surrogate pair, left by a cut within a JSON escape. No tokenizer accepts it."""
     turns = row.get("messages") or ()
     values = [row.get("text"), *(turn.get("content") for turn in turns if isinstance(turn, dict))]
     for text in (value for value in values if isinstance(value, str)):
@@ -236,19 +236,19 @@ def _check_characters(row: dict[str, Any], where: Callable[[], str]) -> None:
             text.encode()
         except UnicodeEncodeError as error:
             raise SpecError(
-                f"{where()} has half a character, {text[error.start]!a}, at place {error.start}",
+                f"{where()} has half a character, {text[error.start]!a}, at position {error.start}",
                 hint="the text was cut in the middle of a character; repair or remove it",
             ) from error
 
 
 def hash_file(path: Path, cache: Path) -> str:
-    """Return the hash of a file's content. The content is read only once per size and time of change."""
+    """Return the hash of a file's content, which is read only if its size or modification time changed."""
     status = path.stat()
     facts = [str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
-    remembered = cache / "hashes" / name
+    cached = cache / "hashes" / name
     try:
-        return remembered.read_text(encoding="ascii")[-64:]
+        return cached.read_text(encoding="ascii")[-64:]
     except OSError:
         pass
     digest = hashlib.sha256()
@@ -257,8 +257,8 @@ def hash_file(path: Path, cache: Path) -> str:
             digest.update(block)
     if time.time() - status.st_mtime > _SETTLED_S:
         with suppress(OSError):  # only an optimization, and the cache may be read-only
-            remembered.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = remembered.with_name(f"{name}.{os.getpid()}-{os.urandom(4).hex()}")
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = cached.with_name(f"{name}.{os.getpid()}-{os.urandom(4).hex()}")
             unfinished.write_text(digest.hexdigest(), encoding="ascii")
-            unfinished.replace(remembered)
+            unfinished.replace(cached)
     return digest.hexdigest()

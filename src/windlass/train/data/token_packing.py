@@ -65,7 +65,7 @@ class Packs:
 
 
 def make_packs(lengths: Sequence[int], length: int, *, is_packed: bool = True) -> Packs:
-    """Return rows of `length` tokens for documents of these lengths, one piece each if not packed."""
+    """Return rows of `length` tokens for documents of these lengths. Unpacked rows have one piece each."""
     if length < 2:
         raise SpecError(
             f"cannot make rows of {length} tokens",
@@ -130,11 +130,11 @@ def _fit(sizes: Sequence[int], length: int) -> list[list[int]]:
 class PackedTokens:
     """Rows of tokens as a map dataset: input_ids, labels, position_ids, document_ids, each of `length`.
 
-    Positions start at 0 in each document. Documents of a row count from 0, and padding is PADDING. The first
-    token of a piece has no label, because the token that would predict it is in another document or no row.
+    Positions start at 0 in each document. Documents of a row are numbered from 0, and padding has the number
+    PADDING. The first token of a piece has no label, because the piece has no token before it to predict it.
     """
 
-    is_read_in_background = True  # safe for the loader: no random numbers
+    is_read_in_background = True  # in a thread, because it draws no random numbers
 
     def __init__(
         self, shards: TokenShards, length: int, *, pad_token: int = 0, is_packed: bool = True
@@ -188,8 +188,10 @@ class PackedTokens:
 def make_cu_seqlens(document_ids: Any, *, size: int | None = None) -> Any:
     """Return the starts of documents in a flattened batch of rows, and its end, for varlen attention.
 
-    Padding is a separate document. size: length of the result, padded with the end, so that a compiled
-    model sees only one shape (default: as many as there are).
+    Padding is a separate document.
+
+    size: length of the result, padded with the end, so that a compiled model sees only one shape (default:
+    unpadded).
     """
     rows = document_ids.reshape(-1, document_ids.shape[-1])
     begins = torch.ones_like(rows, dtype=torch.bool)

@@ -4,7 +4,7 @@ A shard is a folder with these files:
 
 - tokens.bin: the tokens (uint16 or uint32)
 - ends.bin: the end of each document (int64)
-- learned.bin: the learned tokens (uint8), only if some are not learned
+- learned.bin: 1 for each learned token, otherwise 0 (uint8). Missing if all tokens are learned
 - index.json: the sizes of the others, written last
 
 A folder without an index, or with other sizes, is not a shard. Written by token_cache, read by token_packing.
@@ -110,7 +110,7 @@ class TokenShard:
         if index is None:
             raise SpecError(
                 f"{self.folder} is not a complete token shard",
-                hint="remove it, and the tokens are made again from the data files",
+                hint="remove it; the next run makes the tokens from the data files again",
             )
         self.num_documents: int = index["num_documents"]
         self.num_tokens: int = index["num_tokens"]
@@ -127,7 +127,7 @@ class TokenShard:
         return (self._ends - before).tolist() if self.num_documents else []
 
     def read(self, document: int, start: int = 0, stop: int | None = None) -> tuple[Any, Any]:
-        """Return a document's tokens from `start` to before `stop`, and a bool for each that is learned."""
+        """Return a document's tokens from `start` up to `stop`, and for each whether it is learned."""
         first = int(self._ends[document - 1]) if document else 0
         last = int(self._ends[document])
         begin, end = first + start, last if stop is None else min(last, first + stop)
@@ -167,7 +167,7 @@ class TokenShards:
         return [length for shard in self.shards for length in shard.lengths()]
 
     def read(self, document: int, start: int = 0, stop: int | None = None) -> tuple[Any, Any]:
-        """Return a document's tokens from `start` to before `stop`, and a bool for each that is learned."""
+        """Return a document's tokens from `start` up to `stop`, and for each whether it is learned."""
         if not 0 <= document < self.num_documents:
             raise IndexError(f"document {document} of {self.num_documents}")
         number = bisect_right(self._ends, document)

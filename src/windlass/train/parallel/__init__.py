@@ -1,1 +1,1 @@
-"""A world of ranks: one process of it, its shape, and how a model is laid out over it."""
+"""Ranks of a training: the context of one process, the shape of the world, and layouts of a model."""

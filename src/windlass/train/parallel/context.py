@@ -3,7 +3,7 @@
 `get_context()` works under `windlass run`, under plain torchrun, and in one process without a launcher, where
 every collective is the identity. Everything in `windlass.train` uses it, and no other module reads a
 launcher's variables. Plain values are exchanged as JSON, so that receiving one runs no code. torch's own
-object collectives unpickle whatever a peer sends. This module knows no model, no data and no strategy.
+object collectives unpickle whatever a peer sends. This module is independent of models, data and strategies.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Context:
     num_nodes: int
     attempt: int  # number of restarts before this one
     device: torch.device
-    out: Path  # the job's output folder, made by its first writer
+    out: Path  # the job's output folder, created by its first writer
     preemption: Preemption
 
     @property
@@ -264,7 +264,7 @@ def _join(environ: Mapping[str, str], backend: str) -> None:
             hint="start the ranks with `windlass run` or torchrun, which set all of them",
         )
     if _is_restarted_by_torchrun(environ):
-        # torchrun keeps its store, where gloo would find the addresses of exited ranks
+        # torchrun keeps its store over restarts, so gloo would find the addresses of exited ranks
         store, rank, world_size = next(iter(dist.rendezvous("env://")))
         store = dist.PrefixStore(f"attempt-{count_attempt(environ)}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
@@ -285,18 +285,18 @@ def _is_restarted_by_torchrun(environ: Mapping[str, str]) -> bool:
     )
 
 
-def _choose_device(asked: str | None, local_rank: int, local_world_size: int) -> torch.device:
+def _choose_device(requested: str | None, local_rank: int, local_world_size: int) -> torch.device:
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if asked is not None:
+    if requested is not None:
         try:
-            device = torch.device(asked)
+            device = torch.device(requested)
         except RuntimeError as error:
             raise SpecError(
-                f"unknown device {asked!r}", hint='give "cpu", "cuda" or "cuda:1"'
+                f"unknown device {requested!r}", hint='give "cpu", "cuda" or "cuda:1"'
             ) from error
         if device.type == "cuda" and (device.index or 0) >= num_gpus:
             raise SpecError(
-                f"device {asked!r} does not exist: this process sees {num_gpus} GPUs",
+                f"device {requested!r} does not exist: this process sees {num_gpus} GPUs",
                 hint='omit it or give "cpu"; `windlass doctor` shows what torch sees',
             )
         if device.type == "cuda" and device.index is None:
@@ -315,7 +315,7 @@ def _choose_device(asked: str | None, local_rank: int, local_world_size: int) ->
 
 
 def count_attempt(environ: Mapping[str, str]) -> int:
-    """Return how often Windlass or torchrun restarted the ranks, counting a torchrun inside a job too."""
+    """Return how often Windlass or torchrun restarted the ranks, including a torchrun inside a job."""
     ours, torchruns = (
         _read(environ, names.ATTEMPT, 0),
         _read(environ, names.TORCHELASTIC_RESTART_COUNT, 0),

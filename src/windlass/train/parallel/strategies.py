@@ -2,7 +2,7 @@
 
 The trainer and the recipes call `lay_out` with a `Shape`. Each axis has its own function, so that a
 hand-written loop can call `apply_ddp` or `apply_fsdp` itself. Make optimizers afterwards, from the parameters
-of the returned model. `shape` reads the shape of the world. There is no loop in here.
+of the returned model. `shape` reads the shape of the world. This module has no training loop.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class LaidOutModel:
                 dist.broadcast(buffer, src=0)
 
     def reshard(self) -> None:
-        """Shard the parameters again that a forward pass without a backward pass has gathered."""
+        """Reshard the parameters that a forward pass without a backward pass has gathered."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -200,15 +200,15 @@ def apply_activation_checkpoints(block: nn.Module) -> None:
 
 def find_blocks(model: nn.Module, class_names: Sequence[str] = ()) -> list[nn.Module]:
     """Return the repeated layers: by class, from Hugging Face's own list, or the items of module lists."""
-    asked = tuple(class_names) or tuple(getattr(model, "_no_split_modules", None) or ())
+    classes = tuple(class_names) or tuple(getattr(model, "_no_split_modules", None) or ())
     present = {type(module).__name__ for module in model.modules()}
     if class_names and (unknown := [name for name in class_names if name not in present]):
         raise SpecError(
             f"the model has no module of class {unknown[0]}",
             hint=did_you_mean(unknown[0], sorted(present)),
         )
-    if asked:
-        named = [item for item in model.named_modules() if type(item[1]).__name__ in asked]
+    if classes:
+        named = [item for item in model.named_modules() if type(item[1]).__name__ in classes]
         # Sharding needs inner modules first.
         return [module for _, module in sorted(named, key=lambda item: -item[0].count("."))]
     return list(dict.fromkeys(_outermost_items(model)))
@@ -223,7 +223,7 @@ def _outermost_items(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _called_items(container: nn.Module) -> Iterator[nn.Module]:
-    """Yield the items of a list, and of lists and dicts in it, which have no forward pass."""
+    """Yield the items of a list, and those of nested lists and dicts, which have no forward pass."""
     for item in container.children():
         if isinstance(item, nn.ModuleList | nn.ModuleDict):
             yield from _called_items(item)
@@ -241,7 +241,7 @@ def make_autocast(
 
 
 def copy_weights_of_first_rank(model: nn.Module) -> None:
-    """Copy rank 0's parameters and buffers to every rank. DDP does this by itself, sharding does not."""
+    """Copy rank 0's parameters and buffers to every rank. DDP does this itself, but sharding does not."""
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor, src=0)
