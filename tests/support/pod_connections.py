@@ -189,7 +189,7 @@ class HandMadeLead:
             from windlass.errors import ProtocolError
 
             self.refuses -= 1
-            raise ProtocolError("node 1 is here already")
+            raise ProtocolError("node 1 is already connected")
         peer = Peer(link)
         self.visits.append(peer)
         heart = asyncio.ensure_future(beat(link)) if self.beats else None

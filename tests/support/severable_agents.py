@@ -187,7 +187,9 @@ class Ground:
             self.start(str(index), index)
         for index in followers:
             wait_for(
-                lambda i=index: "is not there yet" in self.log(str(i)), f"node {index} is up", 60
+                lambda i=index: "cannot be reached yet" in self.log(str(i)),
+                f"node {index} is up",
+                60,
             )
         lead = self.start("0", 0, port=port)
         self.wait_for_ranks(0, len(self.plan.nodes), 60)

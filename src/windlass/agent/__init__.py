@@ -1,4 +1,4 @@
-"""Program that runs on every node. It ships as one .pyz, with the standard library and a bundled cloudpickle.
+"""Program that runs on every node. It ships as one .pyz that needs only Python and bundles cloudpickle.
 
 Each folder holds the code of one kind of process, or code that several of them share:
 

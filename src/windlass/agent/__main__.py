@@ -1,8 +1,8 @@
 """Programs of a node: `agent`, `replacement`, `pod`, `forkserver`, `rank` and `callee`.
 
     python agent.pyz agent FD [GUESS...]     run an agent that receives its order over FD
-    python agent.pyz replacement FD          start an agent that is not a child of this process
-    python agent.pyz pod                     run the agent of a pod, with its place and plan from the pod
+    python agent.pyz replacement FD          start an agent that replaces a lost one, in a new session
+    python agent.pyz pod                     run the agent of a pod, configured by its environment and Secret
 
 Imports as little as possible before the fork server has started, because importing torch takes the most time.
 """

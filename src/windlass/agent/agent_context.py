@@ -1,4 +1,4 @@
-"""Context of one agent: its node, its folder and its way to the lead. The record is the same on every engine.
+"""Context of one agent: its node, its folder and the address of its lead. It is the same on every engine.
 
 On one machine all nodes share a folder, and the lead replaces the agent of a lost node. In pods each node has
 its own folder, so files travel over links. A lost pod is replaced by another one with the same index.
@@ -22,7 +22,7 @@ def _draw_incarnation() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentContext:
-    """Place of one agent in its job."""
+    """Identity, files and lead of one agent."""
 
     plan: Plan
     folder: JobFolder
@@ -30,15 +30,14 @@ class AgentContext:
     run_dir: Path  # sockets of this node
     place: Place  # where the lead listens, for node 0, or can be reached, for the others
     is_pod: bool = False
-    address: str = ""  # for other nodes to reach this one.
-    host: str = ""  # name of its machine.
-    pod: str = ""  # name of its pod, if any.
-    incarnation: str = field(
-        default_factory=_draw_incarnation
-    )  # differs between nodes of one index.
-    given_by: str = ""  # lead that assigned its index (empty: no lead did).
-    num_losses: int = 0  # number of earlier nodes with this index.
-    successor: Place | None = None  # where node 0 can reach another lead.
+    address: str = ""  # where other nodes reach this one
+    host: str = ""  # name of its machine
+    pod: str = ""  # name of its pod, if any
+    # differs between agents with the same index
+    incarnation: str = field(default_factory=_draw_incarnation)
+    given_by: str = ""  # lead that assigned its index (empty: no lead did)
+    num_losses: int = 0  # number of earlier nodes with this index
+    successor: Place | None = None  # where node 0 can reach a lead that replaces it
     sight: SilenceLimits = SIGHT
 
     @property

@@ -1,8 +1,8 @@
-"""One agent, leading or following, from its context to its exit code.
+"""Life of one agent, as lead or follower, from its context to its exit code.
 
 `run_agent` is the common part of the programs of a local agent and of a pod's agent. This module handles
-signals and the order of the shutdown. The lead decides what they mean for the job. The process may be PID 1,
-so it reaps all orphaned processes.
+signals and the order of the shutdown. The lead decides what a signal means for the job. The process may be
+PID 1, so it reaps all orphaned processes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_READER_IDLE_S = 30.0  # the agent stops waiting for a client that reads nothing for this long
+_READER_IDLE_S = 30.0  # stop waiting for a client that reads nothing for this long
 _FIRST_READER_S = 20.0
 
 
@@ -84,7 +84,7 @@ class LeadAgent:
         return lead, LeadServer(context, lead, self._inputs)
 
     def _make_compute_lead(self, echo: Echo | None) -> tuple[CallLead, LeadServer]:
-        # a job must not wait for these imports
+        # imported late, because they would delay the start of jobs
         from windlass.agent.lead.calls.call_lead import CallLead
         from windlass.agent.lead.calls.call_server import CallServer
         from windlass.agent.node.compute_orders import ComputeOrders
@@ -113,7 +113,7 @@ class LeadAgent:
             self.node.receive(message, body)
 
     def request_stop(self) -> None:
-        """On SIGTERM, end the job on one machine. In a pod, end this node alone."""
+        """Handle SIGTERM: end the whole job on one machine, or only this node in a pod."""
         if not self._context.is_pod:
             self.lead.end(FailureKind.CANCELLED, "the lead's agent received SIGTERM")
         elif self._leading is not None:
@@ -133,7 +133,7 @@ class LeadAgent:
     async def _serve_last(self) -> None:
         """Serve remaining readers, then notify the followers and clients of the end.
 
-        The job has ended. If an exception ended this agent here, the job would run again.
+        Exceptions are only logged, because the job has ended and a failed agent would make it run again.
         """
         try:
             if self._context.is_pod:
@@ -153,7 +153,7 @@ class LeadAgent:
             logger.exception("not every node and client was notified of the end")
 
     async def _let_clients_read(self) -> None:
-        """Wait for clients that are expected, and for those that need results too large for the pod's log."""
+        """Wait for expected clients, and for clients that need results too large for the pod's log."""
         plan, folder = self._context.plan, self._context.folder
         is_needed = loses_results(self.status_writer.status, folder)
         # an earlier wait for a client timed out, so do not wait again
@@ -188,7 +188,7 @@ class LeadAgent:
             await self._serve_last()
             return 0
         except asyncio.CancelledError:
-            server.close()  # nodes that connect from now on belong to the next lead
+            server.close()  # nodes that connect later belong to the next lead
             await self.lead.leave()
             await self.lead_server.close_links()
             self.node.stop(now=False)
@@ -202,7 +202,7 @@ class LeadAgent:
             server.close()
 
     async def _keep_lease(self) -> None:
-        """Renew the lease of the ranks while this lead is responsive. After a stall, another may lead."""
+        """Renew the lease of the ranks while this lead responds. After a stall, another lead may exist."""
         while True:
             self.node.renew_lease(read_clock())
             await asyncio.sleep(HEARTBEAT_S)
@@ -222,8 +222,7 @@ async def run_agent(
 ) -> int:
     """Lead or follow until the job ends. Return the exit code of the process.
 
-    `echo` takes the output of ranks. `finish` runs after an agent that did not fail, and may replace its exit
-    code.
+    `echo` receives the output of ranks. `finish` runs unless the agent failed. It may change the exit code.
     """
     agent: Agent
     if context.index == 0:
@@ -269,7 +268,7 @@ def start_logging() -> None:
 
 
 def prepare_forks(plan: Plan, forks: ForkServer) -> None:
-    """Start another fork server unless the running one fits the plan."""
+    """Restart the fork server if the running one does not fit the plan."""
     env = {**os.environ, **plan.env}
     if not forks.fits(plan.preload, env):
         forks.close()

@@ -1,7 +1,7 @@
 """Protocol between an agent and its fork server: requests with attached pipes, and events in return.
 
-A request is a length and JSON. The rank's two pipe ends travel with its first bytes. An event is a line of
-JSON. Both ends are in this module so that they cannot drift apart.
+A request is a length and JSON. The rank's two pipe ends are attached to its first bytes. An event is one line
+of JSON. Both ends of the protocol are in this module so that they stay compatible.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ForkServer:
 
     @property
     def preload(self) -> list[str]:
-        """Modules that the server was asked to preload."""
+        """Modules that the server preloads."""
         return list(self._preload)
 
     @property
@@ -77,7 +77,7 @@ class ForkServer:
         return self._control is not None
 
     def fits(self, preload: Sequence[str], env: dict[str, str]) -> bool:
-        """Return whether the running server can stand in for the one that `start` would create."""
+        """Return whether the running server can replace one that `start` would create."""
         differing = {name for name in {*env, *self._env} if env.get(name) != self._env.get(name)}
         is_late = all(name.startswith(names.READ_LATE) for name in differing)
         return self.is_running and set(self._preload) <= set(preload) and is_late
@@ -100,12 +100,12 @@ class ForkServer:
             self.guard(*self._guard)
 
     def guard(self, request: GuardRanks, lease_fd: int) -> None:
-        """Have this server, and those started later, end the ranks when their lease lapses."""
+        """Make this server, and servers started later, end the ranks when their lease lapses."""
         self._guard = request, lease_fd
         self._ask(request, (lease_fd,))
 
     def extend(self, preload: Sequence[str]) -> None:
-        """Have the server import more modules. It sends `ModulesImported` again."""
+        """Request the import of more modules. The server sends `ModulesImported` again."""
         more = [name for name in preload if name not in self._preload]
         if more:
             self._preload += more
@@ -139,7 +139,7 @@ class ForkServer:
         cluster: ClusterNode | None = None,
         fds: tuple[int, ...] = (),
     ) -> None:
-        """Request the store of an attempt. `StoreOpened` follows with its port, or 0 if it has none."""
+        """Request the store of an attempt. `StoreOpened` follows with its port, or 0 if there is no store."""
         request = ForkStore(framework=framework, attempt=attempt, address=address, port=port)
         if cluster is not None:
             cluster = cluster.replaced(forget=self._own_variables)

@@ -1,9 +1,9 @@
-"""Execution of an image's steps on a node, each of them once.
+"""Execution of an image's steps on a node. Each step runs once.
 
 A step is a command that runs until it exits. Each line of its output is reported as it arrives. The exit code
 comes through a separate pipe because the agent reaps every child. Packages are installed into an overlay, a
-virtual environment on top of the image's own packages. pip fills it, or uv where uv can be used. The nodes of
-a compute and the ranks of a job use this module.
+virtual environment on top of the image's own packages. uv installs them if it can be used, otherwise pip.
+The nodes of a compute and the ranks of a job use this module.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _MAX_LINE = 2000
 _MAX_LINES = 5000
 _MAX_REST = 1 << 16
 _TAIL_LINES = 20
-_REST_S = 1.0  # to read the last output, as a child may hold the pipe.
+_REST_S = 1.0  # limit for reading the last output, because a child may keep the pipe open
 # Settings of pip that do not affect which packages it installs. uv reads no pip settings, so any other
-# setting rules it out.
+# setting prevents its use.
 _HARMLESS = frozenset(
     {
         *("PIP_DISABLE_PIP_VERSION_CHECK", "PIP_NO_CACHE_DIR", "PIP_CACHE_DIR", "PIP_NO_INPUT"),
@@ -116,7 +116,7 @@ class Ended:
 
 
 class _Lines:
-    """Splitter of output into lines, which are reported once each and limited in number."""
+    """Splitter that reports each line of the output once, up to a maximum number of lines."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -208,7 +208,7 @@ async def _read(fd: int, add: Callable[[bytes], None]) -> None:
 
 
 class Overlay:
-    """Overlay of one node, in `folder`."""
+    """Virtual environment of one node in `folder`, on top of the interpreter `python`."""
 
     def __init__(self, folder: Path, python: str) -> None:
         self.folder = folder
@@ -255,7 +255,7 @@ class Overlay:
         return [self._below, "-c", _LEND, str(self._site), _LENT]
 
     def take_back(self) -> None:
-        """Remove the metadata that `lend` copied, because it is only correct while uv runs."""
+        """Remove the metadata that `lend` copied, because it is valid only while uv runs."""
         site = self._site
         for mark in site.glob("*.dist-info/INSTALLER") if site else ():
             if mark.read_text(errors="replace") == _LENT:
@@ -278,7 +278,7 @@ class Overlay:
         return [uv, "pip", "install", "--no-progress", "--python", self.python, *reinstall, *words]
 
     def find_uv(self, env: Mapping[str, str]) -> str | None:
-        """Return the path of uv, or None if it is missing or pip has settings that uv would not read."""
+        """Return the path of uv, or None if it is missing or would ignore settings of pip."""
         settings = {name for name in env if name.startswith("PIP_")} - _HARMLESS
         configs = [Path(name.replace("~", env.get("HOME", "/"), 1)) for name in _CONFIGS]
         configs.append(self.folder / "pip.conf")
@@ -315,9 +315,8 @@ async def run_steps(
         started_s = time.monotonic()
         if steps and kept is None:
             await runner.make()
-        _write_done(
-            folder, python, done
-        )  # before any step runs, so that an interrupted one is not recorded
+        # before any step runs, so that an interrupted step is not recorded
+        _write_done(folder, python, done)
         for number in range(num_kept, len(steps)):
             await runner.run(steps[number], f"step {number + 1} of {len(steps)}")
             done.append({"hash": chain[number], "label": label(steps[number])})
@@ -347,7 +346,7 @@ def make_chain(steps: Sequence[ImageStep], cwd: Path) -> list[str]:
 
 
 def _local_files(step: ImageStep, cwd: Path) -> list[Path]:
-    """Return the project's files that a pip step names: wheels, requirements, folders."""
+    """Return the project's files that a pip step names: wheels, requirements and folders."""
     files: list[Path] = []
     last = ""
     for word in step.packages if isinstance(step, PipStep) else ():
@@ -430,7 +429,7 @@ async def _locked(path: Path, timeout_s: float) -> AsyncIterator[None]:
 
 
 class _Runner:
-    """Runner of single steps on top of one overlay."""
+    """Runner that executes single steps in one overlay."""
 
     def __init__(
         self, overlay: Overlay, cwd: Path, env: dict[str, str], say: Say, timeout_s: float

@@ -1,4 +1,4 @@
-"""Inputs that a node needs before its ranks can start: the bundle, unpacked, and the payload.
+"""Inputs that a node needs before its ranks can start: the unpacked bundle and the payload.
 
 They arrive with the plan if they are small enough, else over the link. Each is checked against the hash in
 the plan.
@@ -33,20 +33,20 @@ class Inputs:
         return name in self._waiting
 
     def find(self, where: Path) -> None:
-        """Take the inputs that exist in `where`."""
+        """Use the inputs that exist in `where`."""
         for name, wanted in list(self._waiting.items()):
             if (where / name).exists():
                 self._take(wanted, where / name)
 
     def arrived(self, name: str) -> bool:
-        """Take an input that came over the link. Return whether it was the last one missing."""
+        """Use an input that arrived over the link. Return whether all inputs are now complete."""
         wanted = self._waiting.get(name)
         if wanted is not None:
             path = self._folder.path / name
             try:
                 self._take(wanted, path)
             except BundleError:
-                path.unlink()  # else it would be sent to other nodes and block the correct file
+                path.unlink()  # otherwise it would be sent to other nodes and block the correct file
                 raise
         return wanted is not None and self.is_ready
 

@@ -1,7 +1,7 @@
-"""Short requests to a lead from an agent that has no link to it: ask for an index, or report its end.
+"""Requests to a lead from an agent without a link to it: ask for an index, or report the agent's end.
 
-An agent without an index gets one from the lead, and waits as a spare while none is free. A node that
-receives SIGTERM after it lost its lead reports its end to the next lead, which may be waiting for it.
+An agent without an index gets one from the lead, or waits as a spare until one is free. A node that receives
+SIGTERM after it lost its lead reports its end to the next lead, which may be waiting for that node.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ async def report_end(
 ) -> None:
     """Report to the lead at `place`, if there is one, that this node ends permanently.
 
-    The report includes the state that the node keeps, because it may have taken part in a later attempt than
-    that lead knows. The other nodes of that attempt continue without it.
+    The report includes the lead state that the node keeps, because the node may have taken part in a later
+    attempt than that lead knows. The other nodes of that attempt continue without this one.
     """
     seat = Seat(index=context.index, incarnation=context.incarnation)
     with contextlib.suppress(OSError, ProtocolError):

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def run_local_agent(order_fd: str, *guess: str) -> NoReturn:
     """Run the agent of the node that the order names, until its job ends.
 
-    `guess`, if any, starts the fork server immediately. It consists of both ends of its socket, the modules
-    to import, and variables.
+    With a `guess`, the fork server starts before the order arrives. The guess consists of both ends of its
+    socket, the modules to import, and variables.
     """
     if guess:
         ours, theirs, modules, *variables = guess
@@ -61,7 +61,7 @@ def run_local_agent(order_fd: str, *guess: str) -> NoReturn:
 
 
 def _take_socket(fd: str) -> socket.socket:
-    """Return an inherited socket, and do not pass it on to children."""
+    """Return an inherited socket, which children will not inherit."""
     import socket
 
     taken = socket.socket(fileno=int(fd))
@@ -70,7 +70,7 @@ def _take_socket(fd: str) -> socket.socket:
 
 
 def _make_context(order: StartNode, forks: ForkServer) -> AgentContext:
-    """Read the plan, prepare the fork server for it, and return where this agent works."""
+    """Read the plan, prepare the fork server for it, and return the context of this agent."""
     import contextlib
     from pathlib import Path
 
@@ -92,7 +92,7 @@ def _make_context(order: StartNode, forks: ForkServer) -> AgentContext:
 
 
 def _remove_files(context: AgentContext) -> None:
-    """Remove the files of a lead that are not needed after it exits."""
+    """Remove the lead's files that are not needed after it exits."""
     if context.index:
         return
     import shutil

@@ -20,7 +20,7 @@ _NUM_NODES = re.compile(r"(?:[0-9]{1,6}:)?([1-9][0-9]{0,5})")  # torchrun's MIN:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceSource:
-    """Variables that give a node's place on one kind of engine. Empty if that kind has none."""
+    """Names of the variables with a node's place on one kind of engine, or empty if it has none."""
 
     engine: str
     index: str = ""
@@ -44,7 +44,7 @@ SOURCES = (
         num_nodes=names.PET_NNODES,
         lead=names.PET_MASTER_ADDR,
     ),
-    # There, RANK counts pods, the Master first. WORLD_SIZE may count processes, so it is not used.
+    # RANK counts the pods, with the Master first. WORLD_SIZE may count processes, so it is not used.
     PlaceSource(engine="PyTorchJob", index=names.RANK, lead=names.MASTER_ADDR),
     # The last resort is the number at the end of the host name: the ordinal of a StatefulSet's pod, or of a
     # worker of a PyTorchJob without a Master.
@@ -57,12 +57,12 @@ class NodePlace:
 
     index: int | None  # None: the lead assigns it
     lead: str  # host name of the lead
-    num_nodes: int | None = None  # None: only the plan has it
-    num_losses: int = 0  # how many earlier nodes had this index
+    num_nodes: int | None = None  # None: the plan has the number
+    num_losses: int = 0  # number of earlier nodes with this index
 
 
 def find_place(environ: Mapping[str, str], host: str) -> NodePlace:
-    """Return the place that `environ` and the host name give. Raise EngineError if they give none."""
+    """Return the place, read from `environ` and the host name. Raise EngineError if it is unknown."""
     lead = _find(environ, *(source.lead for source in SOURCES))
     if lead is None:
         raise EngineError(

@@ -35,7 +35,9 @@ def run_pod_agent() -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(names.EXIT_TOLD_TO_STOP))
     text = (Path(names.SECRET_FOLDER) / names.PLAN_FILE).read_bytes()
     plan = json.loads(text)
-    environ = dict(os.environ)  # before variables are removed, as it holds this agent's place
+    environ = dict(
+        os.environ
+    )  # copied before variables are removed, because some of them give this agent's place
     _set_own_environment(environ)
     if os.environ.get(names.ENV_STAYS_UP) == "1":
         _stay_if_ended(plan, environ)
@@ -63,7 +65,7 @@ def run_pod_agent() -> NoReturn:
 
 
 def _set_own_environment(environ: Mapping[str, str]) -> None:
-    """Remove variables that ranks must not see, and choose the folder for what they write."""
+    """Remove variables that ranks must not see, and choose the output folder of ranks."""
     for name in environ.get(names.ENV_FORGET, "").split(","):
         os.environ.pop(name, None)
     out = (
@@ -92,7 +94,7 @@ def _start_forks(plan: dict[str, Any]) -> ForkServer:
 def _make_context(
     folder: JobFolder, environ: Mapping[str, str], num_before: int
 ) -> AgentContext | None:
-    """Return where this agent works, or None if the job ended before the lead gave it an index."""
+    """Return the context of this agent, or None if the job ended before the lead assigned an index."""
     from windlass.agent.agent_context import AgentContext
     from windlass.agent.link.tcp import TlsPlace
     from windlass.agent.pod_end import make_listening_place
@@ -157,7 +159,7 @@ def _fail(why: str) -> NoReturn:
 
 
 def _stay_if_ended(plan: dict[str, Any], environ: Mapping[str, str]) -> None:
-    """Stay until the pod is removed, then exit, if the job ended before this container started."""
+    """Stay until the pod is removed and then exit, if the job ended before this container started."""
     from windlass.agent.pod_folder import find_end, pod_folder
 
     folder = pod_folder()

@@ -1,8 +1,8 @@
-"""End of a job in a pod's agent: the last word, the exit code, and staying if necessary.
+"""End of a job in a pod's agent: the last word, the exit code, and the wait for the pod's removal.
 
-If containers are restarted whenever they exit, a pod must stay after its job has ended, until the object that
-created it is removed. Until then the lead answers clients, for as long as the job is kept. Every other pod
-only waits for SIGTERM.
+If containers are restarted whenever they exit, a pod must stay up after its job has ended, until the object
+that created it is removed. During that time the lead answers clients, for as long as the job is kept. Other
+pods only wait for SIGTERM.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PodEnd:
         self._stays_up = os.environ.get(names.ENV_STAYS_UP) == "1"
 
     async def finish(self, agent: Agent, code: int) -> int:
-        """Write the lead's last word and stay if the pod must. Return the exit code of the process."""
+        """Write the lead's last word, and stay if the pod must. Return the exit code of the process."""
         is_lead = isinstance(agent, LeadAgent)
         if isinstance(agent, LeadAgent) and agent.has_ended:
             leave_last_word(agent.status_writer.status, self._folder, self._log)
@@ -56,7 +56,7 @@ class PodEnd:
         if code or not agent.has_failed or not (reports == "1" or (by_lead and is_lead)):
             return code
         if by_lead and len(self._plan["nodes"]) > 1:
-            # a pod whose end was not observed is deleted, together with the output of its ranks
+            # pods whose end has not been observed yet are deleted together with the output of their ranks
             await asyncio.sleep(_SEEN_S)
         return names.EXIT_FAILED_WORK
 

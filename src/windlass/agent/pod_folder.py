@@ -1,6 +1,6 @@
-"""Folder of a pod, which outlives its containers if the kind of pod restarts them.
+"""Folder of a pod. It survives restarts of the pod's containers.
 
-This module counts the containers, removes the working files of the previous one, and keeps the mark that the
+This module counts the containers, removes the working files of the previous one, and stores a mark when the
 job has ended. The files of ranks stay, because the lead requests them.
 """
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from windlass import names
 from windlass.wire.job_folder import JobFolder, write_atomically
 
-_STARTS_FILE = "starts"  # a byte for each container
+_STARTS_FILE = "starts"  # one byte for each container
 _ENDED_FILE = "ended"
 
 
 def pod_folder() -> JobFolder:
-    """Return the pod's folder without opening it."""
+    """Return the pod's folder without preparing it."""
     return JobFolder(Path(names.JOB_FOLDER))
 
 

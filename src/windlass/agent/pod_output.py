@@ -82,7 +82,7 @@ class PodLogWriter:
         self.finish(b"")
 
     def finish(self, data: bytes) -> None:
-        """Write all pending data and then `data`, however long that takes. The agent's last action."""
+        """Write all pending data and then `data`, however long that takes. Call this last."""
         self._stop_waiting()
         os.set_blocking(self._fd, True)
         data, self._waiting = self._waiting + data, b""
@@ -94,7 +94,7 @@ class PodLogWriter:
 
 
 def loses_results(status: JobStatus, folder: JobFolder) -> bool:
-    """Return whether a result is lost with the pod unless a client reads it from here."""
+    """Return whether a result would be lost with the pod unless a client reads it from this agent."""
     sizes = _measure(status, folder)
     unkept = sizes.keys() - choose_files(sizes)
     is_wanted = status.phase is not Phase.CANCELLED
@@ -114,7 +114,7 @@ def leave_last_word(status: JobStatus, folder: JobFolder, log: PodLogWriter) -> 
 
 
 def _make_last_word(status: JobStatus, folder: JobFolder) -> bytes:
-    # without the command's arguments, because more users may read logs than plans
+    # without the command's arguments, because more users can read logs than plans
     files = {names.STATUS_FILE: render_status(replace(status, work=""))}
     try:
         sizes = _measure(status, folder)

@@ -1,4 +1,4 @@
-"""Projects on one node: a folder for each, with the files that clients sent and the digest of its content.
+"""Projects on one node: a folder for each, with files that clients sent and a digest of the content.
 
 Nodes on the client's own machine receive no files, so they have no project folders.
 """
@@ -44,7 +44,7 @@ class Projects:
         )
 
     def pack(self, key: str) -> bytes:
-        """Return the whole project as an archive, for a node that has none of it."""
+        """Return the whole project as an archive, for a node that does not have it yet."""
         from windlass.bundle.archive import write_archive
 
         packed = io.BytesIO()

@@ -1,8 +1,8 @@
-"""Lease of a node's ranks: the time until which they may live without renewal by their agent.
+"""Lease of a node's ranks: the time until which they may run without renewal by their agent.
 
 The agent renews the lease in memory that it shares with its fork server, which ends all ranks when the lease
-lapses. So a stopped or stuck agent cannot keep them alive. A timer in the kernel ends the fork server
-itself, and its ranks with it, in case the fork server is stopped as well.
+lapses. A suspended or stuck agent therefore cannot keep them alive. A kernel timer kills the fork server and
+its ranks in case the fork server is suspended as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_clock() -> float:
 
 
 class RankLease:
-    """Time until which ranks may live, stored in the shared memory of descriptor `fd`."""
+    """Time until which ranks may run, stored in the shared memory of descriptor `fd`."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -35,7 +35,7 @@ class RankLease:
 
     @classmethod
     def make(cls) -> RankLease:
-        """Make a lease that has already lapsed, so that no rank may live yet."""
+        """Make a lease that has already lapsed, so that no rank may run yet."""
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("windlass-lease")
         else:
@@ -81,7 +81,7 @@ class _TimerValue(ctypes.Structure):
 
 
 class KillTimer:
-    """Kernel timer that kills this process with SIGKILL at a time of `read_clock`, even while it is stopped.
+    """Kernel timer that sends SIGKILL to this process at a time of `read_clock`, even while it is suspended.
 
     Does nothing on systems without such timers. Forked processes do not inherit it.
     """

@@ -1,4 +1,4 @@
-"""Process of a rank: set up like a fresh interpreter after the fork, and ended as an interpreter ends.
+"""Process of a rank: set up like a fresh interpreter after the fork, and shut down like one at the end.
 
 A rank unwinds to the top of the process, so the interpreter performs its usual shutdown. It joins threads,
 runs exit handlers, clears `__main__` and finalises objects. It also flushes stdio and C streams, and runs C
@@ -26,7 +26,7 @@ from windlass.exchange_threads import wait_for_exchange_threads
 # The interpreter tears these down itself.
 _NEVER_SPARED = ("sys", "builtins", "__main__")
 
-# Used instead of an exit code after an uncaught KeyboardInterrupt.
+# Stands for an uncaught KeyboardInterrupt in place of an exit code.
 INTERRUPTED = -2
 
 _spared: dict[str, Any] = {}
@@ -37,7 +37,7 @@ def settle_python() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
-    with contextlib.suppress(AttributeError):  # the thread still has the native ID of the server
+    with contextlib.suppress(AttributeError):  # the forked thread still has the server's native ID
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # noqa: SLF001
     _draw_seeds()
 
@@ -77,7 +77,10 @@ def _find_finalizers() -> set[Any]:
 
 
 def _leave_libraries() -> None:
-    """Have C's `exit` end the process after the handlers that are registered from now on."""
+    """Make C's `exit` end the process after the handlers that are registered from now on.
+
+    Handlers that were registered earlier do not run.
+    """
     import ctypes
 
     libc = ctypes.CDLL(None)
@@ -88,7 +91,7 @@ def _leave_libraries() -> None:
     with contextlib.suppress(OSError, AttributeError, ValueError):
         cxx = ctypes.CDLL("libstdc++.so.6", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
         cout = ctypes.addressof(ctypes.c_char.in_dll(cxx, "_ZSt4cout"))
-        if ctypes.c_void_p.from_address(cout).value:  # it is initialised, so something uses it
+        if ctypes.c_void_p.from_address(cout).value:  # it is initialised, so a library uses it
             at_exit(cxx._ZNSo5flushEv, ctypes.c_void_p(cout), None)  # noqa: SLF001 - std::cout.flush()
     at_exit(libc.fflush, None, None)
 
@@ -109,7 +112,7 @@ def _set_aside() -> None:
 
 
 def _tie_modules() -> None:
-    """Have the interpreter clear every remaining module, even one that a spared module refers to.
+    """Make the interpreter clear every remaining module, even one that a spared module refers to.
 
     It clears the modules that survive its last collection. A function keeps only the variables of its module
     alive, not the module, so each module gets a reference to itself there.
@@ -121,7 +124,9 @@ def _tie_modules() -> None:
 
 def _flush_files() -> None:
     """Flush the files that user code left open, even if only a spared module refers to them."""
-    for thing in gc.get_objects():  # only objects made since the fork, as earlier ones are frozen
+    for (
+        thing
+    ) in gc.get_objects():  # only objects made since the fork, because earlier ones are frozen
         if issubclass(type(thing), _io._IOBase):  # noqa: SLF001 - runs no code of the object
             # the file may be closed or read-only, the disk full, or the class the user's own
             with contextlib.suppress(Exception):

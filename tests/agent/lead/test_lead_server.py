@@ -61,7 +61,7 @@ def test_second_node_of_an_index_is_refused(tmp_path):
         await until(lambda: 1 in scene.lead.nodes, "node 1 has joined")
         second = await scene.visit(1)
         await until(lambda: second.has_hung_up, "the second is disconnected")
-        assert second.find("refused")["why"] == "node 1 is here already"
+        assert second.find("refused")["why"] == "node 1 is already connected"
         assert ((1 in scene.lead.nodes), first.has_hung_up) == (True, False)
         await first.close()
         await until(lambda: 1 not in scene.lead.nodes, "the first has left")

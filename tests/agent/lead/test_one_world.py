@@ -71,7 +71,7 @@ def test_agents_that_have_exited_are_not_counted():
 
 def test_missing_nodes_are_named():
     found = find("0 1 2 3", "0 2")
-    assert "only 2 of the 4 nodes of attempt 0 are here, which is not more than half" in found
+    assert "only 2 of the 4 nodes of attempt 0 are connected, which is not more than half" in found
     assert found.endswith("Waiting for node 1, node 3 to come back")
 
 

@@ -224,7 +224,7 @@ def test_follower_retries_while_its_index_is_in_use(tmp_path):
 
     lead = HandMadeLead(refuses=2)
     follow(tmp_path, visit, make_job(nodes=2), lead=lead, _REFUSED_RETRY_S=0.05)
-    assert "node 1 is here already" in (tmp_path / "follower.log").read_text()
+    assert "node 1 is already connected" in (tmp_path / "follower.log").read_text()
 
 
 def test_follower_on_sigterm_reports_it_and_ends_its_ranks(tmp_path):

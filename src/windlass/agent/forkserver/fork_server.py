@@ -1,7 +1,7 @@
 """Fork server: a process that imports torch once, then forks ranks on request of the agent.
 
-The process must be single-threaded. A fork copies only the forking thread, so ranks would hang in locks held
-by a thread that a preloaded module started. If there is one, ranks are spawned instead of forked.
+The process must be single-threaded. A fork copies only the forking thread, so ranks would hang on locks that
+another thread held. If a preloaded module started a thread, ranks are spawned instead of forked.
 `agent.fork_server_client` defines the requests and events. This module does not use asyncio, because the
 ranks would inherit it.
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _CHECK_S = 1.0  # interval between checks of the lease while there are ranks
 _ORDERS_TO_END = frozenset({signal.SIGTERM, signal.SIGINT})
-# Libraries that need no tear-down in a rank. Other modules may be the user's, so each rank tears them down.
+# Libraries that need no tear-down in a rank. Other modules may be user code, so each rank tears them down.
 _SPARED = frozenset({"torch", "numpy"})
 
 
@@ -71,7 +71,10 @@ class RankPrograms(Protocol):
 def serve(
     control_fd: int, preload: Sequence[str], load_programs: Callable[[], RankPrograms]
 ) -> NoReturn:
-    """Import, then fork on request until the agent hangs up. A finished fork unwinds through this call."""
+    """Import modules, then fork on request until the agent hangs up.
+
+    A fork that has finished also returns through this call.
+    """
     rank_process.prepare()
     control = socket.socket(fileno=control_fd)
     processes.become_subreaper()
@@ -101,11 +104,11 @@ def _preload(
         try:
             with _importing_library() if is_spared else contextlib.nullcontext():
                 import_snapshot.import_module(name)
-        except Exception as error:  # noqa: BLE001 - a rank that imports it fails at the user's line
+        except Exception as error:  # noqa: BLE001 - a rank fails when user code imports it
             missing[name] = f"{type(error).__name__}: {error}"
         if not culprit and processes.count_threads() > 1:
             culprit = name
-    load_programs().note_modules()  # once here, not once in each rank
+    load_programs().note_modules()  # once here instead of once per rank
     gc.freeze()
     gc.enable()
     imported = ModulesImported(
@@ -120,7 +123,7 @@ def _preload(
 
 @contextlib.contextmanager
 def _importing_library() -> Iterator[None]:
-    """Hide our archive from the path, because importlib.metadata would keep it open in ranks."""
+    """Hide Windlass's archive from the path, because importlib.metadata would keep it open in ranks."""
     path = list(sys.path)
     sys.path[:] = [entry for entry in path if not entry.endswith(".pyz")]
     try:
@@ -146,7 +149,7 @@ class _Guard:
         if left_s <= 0:
             self._end_below(os.getpid())
             left_s = _CHECK_S
-        # if this process is stopped, the kernel kills it, and its children die with it
+        # if this process is suspended, the kernel kills it, and its children die with it
         self._timer.set_in(left_s + self._backstop_s)
         return min(left_s, _CHECK_S)
 
@@ -155,7 +158,7 @@ class _Guard:
         self._timer.disarm()
 
     def leave(self) -> None:
-        """Close what a child of this process has inherited."""
+        """Close the inherited lease in a child of this process."""
         self._lease.close()
 
     def _end_below(self, root: int) -> None:
@@ -206,9 +209,8 @@ class _ForkServer:
         self._wake_read, self._wake_write = os.pipe()
         for end in (self._wake_read, self._wake_write):
             os.set_blocking(end, False)
-        signal.signal(
-            signal.SIGCHLD, lambda *_: None
-        )  # a handler is needed for writes to the wake-up pipe
+        # without a handler, Python would not write to the wake-up pipe
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
     def loop(self) -> None:
@@ -231,7 +233,7 @@ class _ForkServer:
         self._guard = _Guard(RankLease(fds[0]), backstop_s=request.backstop_s)
 
     def _check(self) -> float | None:
-        """Check the lease of the children, if any. Return when to check again, in seconds."""
+        """Check the lease of the children. Return the seconds until the next check, or None for no check."""
         if self._guard is None:
             return None
         if self._has_children:
@@ -272,7 +274,7 @@ class _ForkServer:
     def _fork(self, enter: Callable[..., int], request: Any, fds: list[int]) -> int:
         server = os.getpid()
         self._programs.prepare(request.framework)
-        # blocked until the child has its own handlers, so that a signal right after the fork is not lost
+        # blocked until the child has its handlers, so that a signal right after the fork is not lost
         signal.pthread_sigmask(signal.SIG_BLOCK, _ORDERS_TO_END)
         pid = os.fork()
         if pid == 0:
@@ -284,7 +286,7 @@ class _ForkServer:
         return pid
 
     def _become(self, enter: Callable[..., int], *args: Any) -> NoReturn:
-        """Run a rank, then unwind to the top of the process, which exits like any interpreter."""
+        """Run the child, then unwind to the top of the process, so that it exits like any interpreter."""
         try:
             code = enter(*args)
         except KeyboardInterrupt:  # arrived before any of the user's code ran
@@ -296,7 +298,10 @@ class _ForkServer:
         rank_process.leave(code)
 
     def _leave_server(self, server: int) -> None:
-        """Start a new session, and arrange to die with the server. Every child does this first."""
+        """Detach a new child from the server: start a session, reset signals and close inherited files.
+
+        The kernel kills the child if the server dies.
+        """
         os.setsid()
         processes.die_with_parent(server, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
@@ -341,7 +346,7 @@ class _ForkServer:
         plan, folder = load_job(request.plan)
         if plan["cwd"]:
             os.chdir(plan["cwd"])
-        is_python = plan["work"]["kind"] != "command"  # a command is another program anyway
+        is_python = plan["work"]["kind"] != "command"  # a command replaces the process anyway
         if is_python and (plan["start"] == "spawn" or not self._is_safe):
             rank = (str(request.rank), str(request.attempt))
             os.execv(sys.executable, [sys.executable, sys.argv[0], "rank", request.plan, *rank])

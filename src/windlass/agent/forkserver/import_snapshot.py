@@ -1,6 +1,6 @@
 """Snapshot of the modules that an import loads: the byte code of every source file, in one file.
 
-Importing torch finds, opens and checks a thousand files one by one, which is a tenth of the time. The
+An import of torch finds, opens and checks a thousand files one by one, which takes a tenth of its time. The
 snapshot holds the byte code of all of them. Each entry has the modification time and size of its source,
 which are checked as Python checks its own byte code. The snapshot also records the modification times of the
 folders on `sys.path`, because a change there may mean that other files would be found. Modules that do not
@@ -36,7 +36,7 @@ def import_module(name: str) -> None:
     if not cache or name in sys.modules:
         importlib.import_module(name)
         return
-    # without our archive, whose name differs with each version (`_folders` covers it)
+    # without Windlass's archive, whose name changes with each version (`_folders` includes it)
     found_in = [folder for folder in sys.path if not folder.endswith(".pyz")]
     key = zlib.crc32(repr((sys.version, found_in)).encode())
     path = Path(cache, f"import-{name}-{key:08x}.bin")
@@ -49,9 +49,8 @@ def import_module(name: str) -> None:
         sys.meta_path.remove(finder)
     loaded = [module for module in sys.modules if module not in before]
     if finder.num_misses or not finder.entries:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # no snapshot if the disk is full or read-only
+        # no snapshot if the disk is full or read-only
+        with contextlib.suppress(OSError, ValueError):
             write_atomically(path, marshal.dumps((_folders(), _collect(loaded))))
             _prune(path.parent, name)
 
@@ -66,7 +65,7 @@ def _prune(cache: Path, name: str) -> None:
 
 
 class _Finder:
-    """Finder of modules in a snapshot, which replaces the search for their files."""
+    """Finder that loads modules from a snapshot, without a search for their files."""
 
     def __init__(self, entries: dict[str, _Entry]) -> None:
         self.entries = entries
@@ -94,13 +93,13 @@ class _Finder:
 
 
 class _Loader(SourceFileLoader):
-    """Python's loader of source files, with the byte code given in advance."""
+    """Source file loader that already has the byte code."""
 
     def __init__(self, name: str, path: str, code: bytes) -> None:
         super().__init__(name, path)
         self._code = code
 
-    def get_code(self, fullname: str) -> Any:  # noqa: ARG002 - the signature is Python's
+    def get_code(self, fullname: str) -> Any:  # noqa: ARG002 - Python defines the signature
         return marshal.loads(self._code)  # noqa: S302 - from a folder that the user owns, like any .pyc
 
 
@@ -113,7 +112,7 @@ def _read(path: Path) -> dict[str, _Entry]:
                 logging.getLogger(__name__).warning("%s; it is not used", fault)
                 return {}
             folders, entries = marshal.loads(file.read())  # noqa: S302 - as above
-        os.utime(path)  # for `_prune`, which keeps the most recently used
+        os.utime(path)  # marks it as recently used, for `_prune`
     except (OSError, ValueError, EOFError, TypeError):
         return {}
     return entries if folders == _folders() else {}

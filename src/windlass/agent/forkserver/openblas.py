@@ -1,8 +1,8 @@
-"""Thread count of OpenBLAS, which starts threads while numpy loads it, in a single-threaded fork server.
+"""Thread count of OpenBLAS in a fork server, which must stay single-threaded.
 
-The fork server therefore loads OpenBLAS with one thread. Before a fork it sets the number of threads that the
-rank would have had. OpenBLAS ends its threads before a fork and restarts them when they are first needed, so
-ranks that do not need threads have none.
+OpenBLAS starts threads while numpy loads it. The fork server therefore loads it with one thread. Before a
+fork it sets the number of threads that the rank would have had. OpenBLAS ends its threads before a fork and
+restarts them when they are first needed, so ranks that do not need threads have none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SETTERS = (
 
 
 class Threads:
-    """Number of threads that OpenBLAS has in the ranks that are forked next."""
+    """Number of OpenBLAS threads in the ranks that are forked next."""
 
     def __init__(self) -> None:
         self._setters = _find_setters()
@@ -41,9 +41,9 @@ class Threads:
 
 
 def _choose(env: Mapping[str, str]) -> int:
-    """Return the first variable that starts with a positive number, at most the number of cores.
+    """Return the number of threads that OpenBLAS would choose in this environment.
 
-    This is how OpenBLAS reads its variables.
+    The first variable that starts with a positive number counts, up to the number of cores.
     """
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     for name in (names.OPENBLAS_NUM_THREADS, "GOTO_NUM_THREADS", names.OMP_NUM_THREADS):

@@ -2,7 +2,7 @@
 
 An attempt belongs to a job, or is the part of a call that runs on one world. Reports from earlier
 attempts are ignored. Verdicts are pure functions of the outcomes of ranks and the state of nodes. This
-module writes the status but sends no orders: the leads decide what to do about a failure.
+module writes the status but sends no orders. The leads decide how to handle a failure.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def signal_name(number: int) -> str:
 
 
 class StopRequest:
-    """Request to stop everything. The first reason counts. Later requests can only make it immediate."""
+    """Request to stop all ranks. The first reason counts. Later requests can only make the stop immediate."""
 
     def __init__(self) -> None:
         self.verdict: Verdict | None = None
@@ -213,7 +213,7 @@ class StopRequest:
         return self.verdict is not None
 
     def choose(self, verdict: Verdict | None) -> Verdict | None:
-        """Return the verdict that counts: an earlier failure, otherwise that of the request."""
+        """Return `verdict` if its failure came before the request, otherwise the verdict of the request."""
         if self.verdict is None or (verdict is not None and verdict.at_s <= self.verdict.at_s):
             return verdict
         return self.verdict
@@ -233,9 +233,7 @@ class Attempt:
         self.outcomes: dict[int, Outcome] = {}
         self.exited: set[int] = set()
         self.running: set[int] = set()
-        self.done: set[int] = (
-            set()
-        )  # ranks whose work has returned, and that wait for the other ranks
+        self.done: set[int] = set()  # ranks whose work has returned and that wait for their peers
         self._broken: Verdict | None = None
 
     def add(self, outcome: Outcome, *, exited: bool) -> bool:
@@ -243,7 +241,7 @@ class Attempt:
         if outcome.attempt != self.number or not 0 <= outcome.rank < self.num_ranks:
             return False
         known = self.outcomes.get(outcome.rank)
-        # The failure that a rank reported says more than its exit code.
+        # the failure that a rank reported is more informative than its exit code
         if known is None or not known.is_failure:
             self.outcomes[outcome.rank] = outcome
             self.has_failure |= outcome.is_failure
@@ -255,7 +253,7 @@ class Attempt:
         """Yield LOST outcomes for the ranks of a lost node that had not exited yet.
 
         If the node was cut off while other ranks still work, its exited ranks count as lost too. The
-        node may take part in the next attempt of another lead.
+        node may be part of another lead's next attempt.
         """
         is_missed = is_cut and not self.is_done
         for node in self.world.nodes:
@@ -272,7 +270,7 @@ class Attempt:
                     )
 
     def break_off(self, verdict: Verdict) -> None:
-        """Fail the attempt for a cause outside its ranks. What they raise later is a consequence."""
+        """Fail the attempt for a cause outside its ranks. Later errors of the ranks are consequences."""
         self._broken = self._broken or verdict
         self.has_failure = True
 
@@ -296,7 +294,7 @@ class Attempt:
     async def hear_cause(
         self, changed: Changes, should_stop: Callable[[], bool], *, timeout_s: float
     ) -> None:
-        """Wait for the cause while every failed rank only lost a peer.
+        """Wait for a report of the cause while every failed rank only lost a peer.
 
         Call this before stopping any rank, because a stopped rank can no longer report what it raised.
         `should_stop` ends the wait early.

@@ -1,8 +1,8 @@
-"""Clusters of a framework's own processes: the first one is on node 0, and those of other nodes join it.
+"""Clusters of a framework's own processes: the first process is on node 0, and the other nodes join it.
 
-A node whose process was lost is ordered to join again, and so is an agent that replaces a lost node. A node
-whose process cannot start is not. Its error is kept for the calls and attempts that wait for it. Other
-frameworks have stores, which are in `agent.lead.stores`.
+If a node loses its process, the lead orders it to join again. An agent that replaces a lost node also gets
+the order. A node whose process cannot start does not. Its error is kept for the calls and attempts that wait
+for the cluster. Other frameworks have stores, which are in `agent.lead.stores`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Member:
-    node: JoinedNode  # the agent that has the order
+    node: JoinedNode  # the agent that received the order
     is_ready: bool = False
     address: str = ""
     error: str = ""
@@ -53,14 +53,14 @@ class _OtherNodes:
         self._lost: set[int] = set()  # nodes that had joined and lost their process
 
     def want(self, indexes: Iterable[int]) -> None:
-        """Add nodes, and let those that could not start try again."""
+        """Add nodes, and retry nodes that could not start."""
         self._wanted.update(indexes)
         for index in [index for index, one in self._members.items() if one.error]:
             del self._members[index]
         self.check()
 
     def check(self) -> None:
-        """Send the order to each node that takes part and has none."""
+        """Send the order to each wanted node that has not received it."""
         for index in self._wanted:
             node = self._nodes.get(index)
             member = self._members.get(index)
@@ -70,7 +70,7 @@ class _OtherNodes:
                 node.send(self._make_order(index), b"")
 
     def is_settled(self, indexes: Iterable[int]) -> bool:
-        """Return whether each node has joined or reported an error. Lost nodes do not count."""
+        """Return whether each node has joined or reported an error. Lost nodes are ignored."""
         return all(self._is_settled(index) for index in indexes)
 
     def _is_settled(self, index: int) -> bool:
@@ -87,12 +87,14 @@ class _OtherNodes:
         return next(errors, None)
 
     def take_ready(self, index: int, message: StoreReady) -> None:
-        """Note that a node has joined, or why it cannot."""
+        """Record that a node has joined, or why it cannot."""
         member = self._members.get(index)
         if member is not None:
             member.is_ready, member.error = not message.error, message.error
             member.address = message.address
-            if message.error and index in self._lost:  # no call or attempt waits for it any more
+            if (
+                message.error and index in self._lost
+            ):  # no call or attempt waits for this node any more
                 text = f"{self._nodes.name(index)} is missing: {message.error}"
                 self._status_writer.add_condition("warning", names.REASON_CLUSTER_NODE_LOST, text)
 
@@ -102,7 +104,7 @@ class _OtherNodes:
         return [one.address for _, one in sorted(self._members.items()) if one.is_ready]
 
     def lose(self, index: int, what: str) -> None:
-        """Start the process of a node again, if it had joined."""
+        """Restart the process of a node that had joined."""
         member = self._members.get(index)
         if member is not None and member.is_ready:
             del self._members[index]
@@ -112,7 +114,7 @@ class _OtherNodes:
             self.check()
 
     def close(self, number: int) -> None:
-        """Close the cluster on these nodes. They do not join it again."""
+        """Close the cluster on these nodes permanently."""
         for index in self._wanted:
             self._nodes.order(index, CloseStore(number=number))
         self._wanted.clear()
@@ -125,9 +127,9 @@ class Cluster:
     number: int
     sizes: NodeSizes
     secret: str  # lets nodes and ranks connect
-    wanted: set[int] = field(default_factory=set)  # nodes that it should have beyond node 0
+    wanted: set[int] = field(default_factory=set)  # its nodes beyond node 0
     port: int | None = None  # None if not known yet
-    address: str = ""  # its own, which may differ from its lead's
+    address: str = ""  # of its first process, which may differ from the lead's
     others: _OtherNodes | None = None
     error: str = ""  # why node 0 cannot open it
     is_given_up: bool = False  # it lost a node that it cannot run without
@@ -147,7 +149,7 @@ class Cluster:
         return None if self.others is None else self.others.find_error()
 
     def describe(self, address: str) -> Meeting:
-        """Return what ranks need to connect. `address` is used unless the cluster has its own."""
+        """Return the connection details for ranks. `address` applies unless the cluster has its own."""
         members = () if self.others is None else (self.address, *self.others.addresses)
         return Meeting(
             address=self.address or address,
@@ -158,7 +160,7 @@ class Cluster:
         )
 
     def next_part(self) -> int:
-        """Return a number for one call that no other call on this cluster has."""
+        """Return a number that is unique to one call on this cluster."""
         self.num_calls += 1
         return self.num_calls
 
@@ -169,7 +171,7 @@ MeetingPoint: TypeAlias = "Store | Cluster"  # where the ranks of a world find e
 class Clusters:
     """One cluster for each framework that has its own processes.
 
-    `lose` is called for a cluster that is gone: how, which process of it, and on which node.
+    `lose` is called for a lost cluster, with the kind of failure, the lost process and its node.
     """
 
     def __init__(
@@ -185,12 +187,12 @@ class Clusters:
         self._status_writer = status_writer
         self._address = address  # of node 0, for ranks
         self._pod_address = "" if own_address == LOOPBACK else own_address
-        self._pod_ports_taken: set[int] = set()  # by clusters that may still use them
+        self._pod_ports_taken: set[int] = set()  # ports that earlier clusters may still use
         self._lose = lose
         self._clusters: dict[str, Cluster] = {}  # by framework
 
     def find(self, framework: str) -> Cluster | None:
-        """Return the cluster of a framework, open or about to be."""
+        """Return the cluster of a framework, or None. It may not be open yet."""
         return self._clusters.get(framework)
 
     def open(
@@ -201,7 +203,7 @@ class Clusters:
         sizes: NodeSizes,
         preload: Sequence[str] = (),
     ) -> Cluster:
-        """Order the cluster of a framework on these nodes. One that is there gets the nodes it lacks."""
+        """Order the cluster of a framework on these nodes. An existing cluster gets the missing nodes."""
         others = {index for index in indexes if index}
         cluster = self._clusters.get(framework)
         if cluster is not None and cluster.sizes != sizes:
@@ -266,7 +268,7 @@ class Clusters:
         )
 
     def check(self) -> None:
-        """Have new and returned nodes join the clusters that they belong to."""
+        """Order new and returned nodes to join their clusters."""
         for cluster in self._clusters.values():
             if cluster.others is not None:
                 cluster.others.check()
@@ -279,13 +281,13 @@ class Clusters:
             cluster.others.close(cluster.number)
 
     def drop_all(self, *, close: bool = False) -> None:
-        """Forget all clusters. With `close`, also end processes on nodes that have no order to."""
+        """Forget all clusters. With `close`, also order their nodes to end the processes."""
         for framework in list(self._clusters) if close else ():
             self.close(framework)
         self._clusters.clear()
 
     def take_ready(self, index: int, message: StoreReady) -> None:
-        """Note that a cluster is open on node 0, that a node has joined, or why not."""
+        """Record that a cluster is open on node 0, that a node has joined it, or an error."""
         for framework, cluster in self._clusters.items():
             if cluster.number == message.number:
                 self._take_ready(framework, cluster, index, message)
@@ -310,7 +312,7 @@ class Clusters:
                 self._order_others(framework, cluster, message.address, message.port)
 
     def take_gone(self, index: int, message: StoreGone) -> None:
-        """Start a process that has ended again, or give its cluster up."""
+        """Restart a process that has ended, or give up its cluster."""
         for framework, cluster in list(self._clusters.items()):
             if cluster.number != message.number:
                 continue
@@ -336,15 +338,15 @@ class Clusters:
         del self._clusters[framework]
         cluster.is_given_up = True
         if own is not None and not cluster.error:
-            # On a node that is still here, only the process was killed, and it can be restarted there.
-            # Frameworks that do not need all nodes recover in their own way.
+            # If the node is still connected, only the process was killed, and it can be restarted there.
+            # Frameworks that do not need all nodes recover by themselves.
             is_here = own.needs_all and index in self._nodes
             kind = FailureKind.KILLED if is_here else FailureKind.LOST_NODE
             self._lose(cluster, kind, own.other if index else own.first, index)
 
 
 def make_meeting_handlers(stores: Stores, clusters: Clusters) -> Handlers:
-    """Return handlers for the reports of nodes about stores and clusters, which share their numbers."""
+    """Return handlers for reports about stores and clusters, whose numbers come from one sequence."""
 
     def take_ready(index: int, message: StoreReady, _body: bytes) -> None:
         stores.take_ready(message)

@@ -1,12 +1,12 @@
-"""Server of the lead: connections of nodes that join and of clients, and the interface of leads.
+"""Server of the lead: the connections of nodes and clients, and the interface of leads.
 
 `LeadServer` keeps track of connections, leases and clients that read files. It handles joining, files,
 leases and inputs. All other messages go to a `Lead`, which is `agent.lead.jobs.job_lead` or
-`agent.lead.calls.call_lead`. On a compute, some go to `agent.lead.calls.call_server`. Must not import
-modules of calls at load time, because that would delay the start of jobs.
+`agent.lead.calls.call_lead`. On a compute, some go to `agent.lead.calls.call_server`. This module must not
+import modules of calls at load time, because that would delay the start of jobs.
 
 `LocalNodes` replaces lost nodes of a job on this machine. In a cluster, Kubernetes does that. `EndedJob`
-replaces the server once a job has ended. It only reads the files that the lead wrote.
+replaces the server once a job has ended, and only reads the files that the lead wrote.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _MAX_WHY = 200
 
 
 class Lead(Protocol):
-    """Interface of leads, which decide for all nodes what their ranks do."""
+    """Interface of leads. A lead decides what the ranks of all nodes do."""
 
     nodes: NodeTable
 
@@ -85,16 +85,16 @@ class Lead(Protocol):
         """Run until the end. Afterwards the status is final."""
 
     async def leave(self) -> None:
-        """End all ranks because this node must stop. Another lead may follow."""
+        """End all ranks because this node must stop. Another lead may take over."""
 
     @property
     def has_lost_nodes(self) -> bool:
-        """True if a later lead needs the farewell of this one."""
+        """True if nodes are unreachable, so that a later lead must learn of this lead's end."""
 
     def join(
         self, index: int, send: SendBody, about: JoinLead, *, ship: Ship | None = None
     ) -> None:
-        """Add a node that has joined, with its knowledge of the previous lead."""
+        """Add a node that has joined, with the state that it kept of the previous lead."""
 
     def receive(self, index: int, message: Message, body: bytes = b"") -> None:
         """Process a message from a node."""
@@ -103,7 +103,7 @@ class Lead(Protocol):
         """Record the loss of a node."""
 
     def part(self, index: int) -> None:
-        """Record a leaving node's report that its ranks are dead. It will never have others."""
+        """Record a leaving node's report that its ranks are dead. It starts no others."""
 
     def hear_farewell(self, seat: Seat, memory: LeadHandover | None) -> None:
         """Record that an unreachable node has ended permanently and has no ranks.
@@ -114,7 +114,7 @@ class Lead(Protocol):
     def end(
         self, kind: FailureKind, message: str, *, now: bool = False, signum: int = signal.SIGTERM
     ) -> None:
-        """Request the end, with `signum` for the ranks. Another request with `now` ends it immediately."""
+        """Request the end, with `signum` for the ranks. A second one with `now` kills them immediately."""
 
 
 class NodeLink:
@@ -162,11 +162,11 @@ class NodeLink:
             if self._call_server is not None:
                 message = self._call_server.with_file(self._link, message)
             self._lead.receive(self._index, message, frame.body)
-        elif not self._is_leaving:  # the lead gave it up, but it may reconnect
+        elif not self._is_leaving:  # the lead has given up on this node, but it may reconnect
             self._link.stop_listening()
 
     def close(self) -> None:
-        """Release what the connection holds."""
+        """Release the resources of the connection."""
         if self._sender is not None:
             self._sender.close()
         self._receiver.drop_parts()
@@ -245,7 +245,7 @@ class ClientLink:
         self._holds_lease = held
 
     def close(self) -> None:
-        """Release what the connection holds, including its lease."""
+        """Release the resources of the connection, including its lease."""
         self._receiver.drop_parts()
         if self._call_server is not None:
             self._call_server.leave(self._link)
@@ -258,7 +258,7 @@ class ClientLink:
         self._link.send(Heard())
 
     def _take_input(self, message: FilePiece, body: bytes) -> None:
-        """Store a piece of an input. If several clients send one, the first complete copy counts."""
+        """Store a piece of an input. If several clients send it, the first complete copy counts."""
         piece = read_piece(message, body)
         if is_input(piece.path) and not self._inputs.lacks(piece.path):
             return
@@ -290,7 +290,7 @@ class LocalNodes:
             processes.kill(pid, signal.SIGKILL)
 
     def replace(self, index: int) -> None:
-        """Start another agent for a node. If that fails, log it, and the lead keeps waiting for the node."""
+        """Start another agent for a node. A failure is logged, and the lead keeps waiting for the node."""
         context = self._context
         log = context.folder.agent_log(index)
         order = StartNode(
@@ -298,7 +298,7 @@ class LocalNodes:
             plan=str(context.folder.plan),
             run_dir=str(context.run_dir),
             log=str(log),
-            hidden={},  # the new agent inherits them in its environment
+            hidden={},  # the new agent inherits these variables in its environment
         )
         ours, theirs = socket.socketpair()
         try:
@@ -388,7 +388,7 @@ class LeadServer:
             self._links.discard(link)
 
     def _give_index(self, link: Link, hello: Hello) -> None:
-        """Offer an agent an index. It reconnects with the index, or asks again if it got none."""
+        """Offer an index to an agent. It reconnects with the index, or asks again if none was free."""
         self._indexes.hear_of_lead(hello.last_lead)
         indexes = itertools.takewhile(self._lead.nodes.knows, itertools.count(1))
         self._send_index(link, self._indexes.give(hello.asks_index, indexes))
@@ -411,10 +411,10 @@ class LeadServer:
             raise ProtocolError(f"there is no node {index} in this job")
         if not self._has_index(link, index, hello):
             return
-        # a leaving node counts, because its ranks may still be running
+        # a leaving node still counts, because its ranks may be running
         if index in self._nodes:
             raise ProtocolError(
-                f"node {index} is here already", hint="wait until its other agent has ended"
+                f"node {index} is already connected", hint="wait until its other agent has ended"
             )
         self._nodes.add(index)
         node = NodeLink(
@@ -496,7 +496,7 @@ class LeadServer:
         asyncio.get_running_loop().add_reader(client.fileno(), closed)
 
     async def watch_lease(self) -> None:
-        """End an attached job after a time in which no client holds its lease."""
+        """End an attached job if no client holds its lease for some time."""
         plan = self._context.plan
         while not plan.detach:
             self._lease_changed.clear()
@@ -533,9 +533,9 @@ class LeadServer:
         await self.wait_for_readers(idle_timeout_s=idle_timeout_s)
 
     async def wait_for_readers(self, *, idle_timeout_s: float) -> None:
-        """Wait until clients have read everything, which is when they hang up.
+        """Wait until clients have read everything and hung up.
 
-        There is no limit as long as one of them reads something in each `idle_timeout_s`.
+        There is no limit as long as at least one of them reads data within each `idle_timeout_s`.
         """
         while self._readers:
             idle_s = time.monotonic() - max(sender.moved_s for sender in self._readers.values())

@@ -2,14 +2,14 @@
 
 Shared by job leads and call leads. An attempt starts only under two conditions:
 
-- No unreachable node may still run ranks of the previous attempt.
-- If fewer nodes than all are enough, more than half of the agents of the last attempt must be present.
+- No unreachable node can still be running ranks of the previous attempt.
+- If an attempt can start without all nodes, more than half of the agents of the last attempt must be present.
   After a network partition, two equal halves cannot start an attempt. Of two unequal parts, only the
   larger one can. An agent that replaced another does not count.
 
 See docs/failure-model.md.
 
-If pods have no index of their own, the lead assigns indexes with the same time limits. It reassigns an
+If pods do not know their index, the lead assigns indexes under the same time limits. It reassigns an
 index only after the ranks of its last holder must have ended. A returning agent gets its own index. An
 agent that is not needed yet waits as a spare.
 
@@ -44,18 +44,18 @@ _TIMER_SLACK_S = 0.01  # a timer may fire a little early
 
 
 class OneWorld:
-    """Nodes that a lead cannot reach and that may still run ranks. Calls `wake` when a time limit expires."""
+    """Unreachable nodes that may still run ranks. Calls `wake` when a time limit expires."""
 
     def __init__(self, own: Seat, limits: SilenceLimits, wake: Callable[[], None]) -> None:
         self.own = own
         self._limits = limits
         self._wake = wake
         self._loop = asyncio.get_running_loop()
-        self._leaving: dict[int, Seat] = {}  # nodes that announced it
+        self._leaving: dict[int, Seat] = {}  # nodes that announced their exit
         self._until_s: dict[Seat, float] = {}  # when the ranks of each cut-off node are dead
         self._world_until_s = 0.0  # when all ranks of an earlier lead's attempt are dead
         self._lead_until_s = 0.0  # when the ranks of node 0 are dead, if only node 0 is missing
-        self.gone: set[Seat] = set()  # have ended permanently
+        self.gone: set[Seat] = set()  # agents that have ended permanently
 
     # -- events ------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ class OneWorld:
             self.gone.add(seat)
 
     def join(self, seat: Seat) -> None:
-        """Record that a node is back. Nodes join only after their ranks are dead."""
+        """Record that a node has reconnected. Nodes join only after their ranks are dead."""
         self._until_s.pop(seat, None)
 
     def find_unseen(self, index: int) -> Seat | None:
@@ -120,7 +120,7 @@ class OneWorld:
             return "" if is_complete else _NONE_HERE.format(last.attempt)
         num_here = len(set(last.seats) & set(here))
         is_more = 2 * num_here > len(last.seats)
-        # exactly half: all others were replaced, and no other lead can have this half
+        # Exactly half: all other nodes were replaced, and no other lead can have the half with this agent.
         is_kept = 2 * num_here == len(last.seats) and self.own in last.seats and is_complete
         if is_more or is_kept:
             return ""
@@ -147,10 +147,10 @@ class OneWorld:
 
 
 _MINORITY = (
-    "only {} of the {} nodes of attempt {} are here, which is not more than half. The others may still "
+    "only {} of the {} nodes of attempt {} are connected, which is not more than half. The others may still "
     "run the job beyond a network partition. Waiting for {} to come back"
 )
-_NONE_HERE = "none of the nodes of attempt {} is here. Without them, all nodes must join"
+_NONE_HERE = "none of the nodes of attempt {} is connected. Without them, all nodes must join"
 
 
 def _name(indexes: Iterable[int]) -> str:
@@ -160,7 +160,7 @@ def _name(indexes: Iterable[int]) -> str:
 @dataclass(slots=True)
 class _Holder:
     agent: str
-    until_s: float  # when none of its ranks can be running
+    until_s: float  # when its ranks are certainly dead
 
 
 class IndexTable:
@@ -170,7 +170,9 @@ class IndexTable:
         self._own = own
         self._limits = limits
         self._holders: dict[int, _Holder] = {}
-        self._none_before_s = 0.0  # until then, agents of an earlier lead may hold any index
+        self._none_before_s = (
+            0.0  # assign none before, because agents of an earlier lead may hold any index
+        )
 
     def give(self, agent: str, indexes: Iterable[int]) -> int | None:
         """Return the index that `agent` holds or the first free one of `indexes`, or None if none is free."""
@@ -183,13 +185,13 @@ class IndexTable:
             return None
         for index in indexes:
             if index not in self._holders or self._holders[index].until_s <= now_s:
-                # reserved until the agent has had time to return with it
+                # reserved until the agent has had time to reconnect with it
                 self._holders[index] = _Holder(agent, now_s + self._limits.node_gone_s)
                 return index
         return None
 
     def claim(self, index: int, agent: str) -> bool:
-        """Take an index that this or an earlier lead assigned. Return False if another agent holds it."""
+        """Confirm an index from this or an earlier lead. Return False if another agent holds it."""
         holder = self._holders.get(index)
         if holder is not None and holder.agent != agent and holder.until_s > _now_s():
             return False
@@ -197,13 +199,13 @@ class IndexTable:
         return True
 
     def lose(self, index: int, parting: Parting) -> None:
-        """Record that the holder of `index` disconnected. After a cut it may run ranks for a while."""
+        """Record that the holder of `index` disconnected. After a cut, its ranks may run for a while."""
         if index in self._holders:
             wait_s = self._limits.node_gone_s if parting is Parting.CUT else 0.0
             self._holders[index].until_s = _now_s() + wait_s
 
     def hear_of_lead(self, lead: str) -> None:
-        """Record the previous lead of an agent. Gives agents of another lead time to return here first."""
+        """Record the previous lead of an agent. Agents of another lead get time to reconnect first."""
         if lead and lead != self._own:
             self._none_before_s = _now_s() + self._limits.world_gone_s
 
@@ -226,7 +228,7 @@ class JoinedNode:
     incarnation: str = ""  # identifies the agent among those that had its index
     is_prepared: bool = True  # it has the job's code and payload
     has_imported: bool = False
-    ship: Ship | None = None  # sends large payloads, if it is on another machine
+    ship: Ship | None = None  # sends large payloads if the node is on another machine
     digests: dict[str, str] = field(default_factory=dict)  # of its projects, by key
     setup: str = ""  # digest of its completed set-up
     setup_error: str = ""
@@ -247,13 +249,13 @@ class NodeTable:
     ) -> None:
         self.plan = plan
         self.sight = sight
-        self.lost: set[int] = set()  # joined once and have not come back
+        self.lost: set[int] = set()  # nodes that joined once and have not reconnected
         self.one_world = OneWorld(Seat(index=0, incarnation=incarnation), sight, wake=wake)
         self._status_writer = status_writer
         self._wake = wake
         self._nodes: dict[int, JoinedNode] = {}
 
-    # -- coming and going ----------------------------------------------------------------------
+    # -- joining and leaving -------------------------------------------------------------------
 
     def join(self, index: int, send: SendBody, about: JoinLead, ship: Ship | None = None) -> None:
         """Add a node, or replace its earlier agent."""
@@ -287,7 +289,7 @@ class NodeTable:
     def lose(self, index: int, why: str, parting: Parting, *, may_run: bool) -> JoinedNode | None:
         """Remove a lost node and return it, or None if it had not joined.
 
-        `may_run` means that it may have ranks. A cut-off node without ranks delays no later attempt.
+        `may_run` means that it may have ranks. A node without ranks that was cut off delays no attempt.
         """
         name = self.name(index)
         node = self._nodes.pop(index, None)

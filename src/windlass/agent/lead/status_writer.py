@@ -42,7 +42,7 @@ _MAX_CONDITIONS = 500
 
 
 class _RankReports:
-    """Reports of one rank in this attempt: its step, and each metric with its step."""
+    """Latest reports of one rank in this attempt: its step, and each metric with its step."""
 
     def __init__(self) -> None:
         self.step: int | None = None
@@ -130,7 +130,7 @@ class StatusWriter:
         self._set(progress=Progress())
 
     def keep_world(self, attempt: int, world: Plan) -> None:
-        """Save which node runs which rank, for readers of an attempt that lacks some nodes."""
+        """Save which node runs which rank, for attempts whose nodes differ from those in the plan."""
         try:
             self._folder.make_attempt(attempt)
             write_atomically(self._folder.world(attempt), render_world(world))
@@ -198,7 +198,7 @@ class StatusWriter:
         return replace(progress, steps_per_s=speed, eta_s=eta_s)
 
     def _warn_of_nan(self, report: RankReport) -> None:
-        """Record the first NaN or Inf of each metric in an attempt: progress shows only one rank."""
+        """Record the first NaN or Inf of each metric in an attempt, because progress shows only one rank."""
         for name, value in report.metrics.items():
             if not isinstance(value, float) or math.isfinite(value) or name in self._not_finite:
                 continue

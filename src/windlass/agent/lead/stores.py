@@ -1,12 +1,11 @@
-"""Stores in which ranks find each other, opened on node 0 or by rank 0 at a port held for it.
+"""Rendezvous stores of ranks, opened on node 0 or by rank 0 at a reserved port.
 
 A store serves the ranks of one attempt, or all worlds of a compute. A framework with its own processes
 has a cluster instead of a store. See `agent.lead.clusters`.
 
 If rank 0 opens the store itself, the lead binds a free port with SO_REUSEADDR and does not listen. While
-the lead holds the port, the kernel gives it to no process that asks for any free port. Rank 0 can still
-bind it, because its store asks for it by number and with SO_REUSEADDR. No other process can take it in
-between.
+the lead holds the port, the kernel does not give it to a process that asks for any free port. Rank 0 can
+still bind it, because its store asks for this number with SO_REUSEADDR. The port is never free in between.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _MAX_CALLS = 500
 
 @dataclass(slots=True)
 class HeldPort:
-    """Port that this process holds until `release`."""
+    """Port that this process reserves until `release`."""
 
     number: int
     _socket: socket.socket
@@ -35,7 +34,7 @@ class HeldPort:
 
 
 def hold_port(preferred: int = 0) -> HeldPort:
-    """Hold `preferred` when it is free, else any free port."""
+    """Reserve `preferred` if it is free, otherwise any free port."""
     try:
         return _hold(preferred)
     except OSError:
@@ -83,11 +82,11 @@ class Store:
         return self.held is None
 
     def describe(self, address: str) -> Meeting:
-        """Return what ranks need to connect, on node 0 at `address`."""
+        """Return the connection details for ranks. `address` is that of node 0."""
         return Meeting(address=address, port=self.port or 0, has_store=self.has_store)
 
     def next_part(self) -> int:
-        """Return the number of a part of the store for one call, which sees nothing of other calls."""
+        """Return the number of a part of the store that only one call uses."""
         self.num_calls += 1
         return self.num_calls
 
@@ -100,16 +99,16 @@ class Stores:
         self._wanted_port = plan.master_port
         self._nodes = nodes
         self._stores: dict[str, Store] = {}  # by framework
-        self._held: set[int] = set()  # ports held for a rank 0
+        self._held: set[int] = set()  # ports reserved for a rank 0
 
     def find(self, framework: str) -> Store | None:
-        """Return the store of a framework, open or about to be."""
+        """Return the store of a framework, or None. It may not be open yet."""
         return self._stores.get(framework)
 
     def open(
         self, framework: str, number: int, preload: Sequence[str] = (), *, is_shared: bool = False
     ) -> None:
-        """Order node 0 to open the store of a framework, from the modules in `preload`."""
+        """Order node 0 to open the store of a framework. `preload` lists the modules that the store needs."""
         order = OpenStore(
             number=number,
             framework=framework,
@@ -132,18 +131,18 @@ class Stores:
         return is_old and all(store is not one for one in in_use)
 
     def drop_all(self) -> None:
-        """Forget all stores, and release ports that are held in place of one."""
+        """Forget all stores, and release the reserved ports."""
         for framework in list(self._stores):
             self._release(self._stores.pop(framework))
 
     def hold_port(self, number: int) -> Store:
-        """Return a port at which rank 0 opens a store."""
+        """Reserve a port at which rank 0 opens a store."""
         store = Store(number)
         self.do_without(store)
         return store
 
     def do_without(self, store: Store) -> None:
-        """Hold a port at which rank 0 opens the store, because node 0 does not."""
+        """Reserve a port at which rank 0 opens the store, because node 0 cannot."""
         store.held = hold_port(self._prefer_port())
         store.port = store.held.number
         self._held.add(store.port)
@@ -159,11 +158,11 @@ class Stores:
             self._held.discard(store.held.number)
 
     def _prefer_port(self) -> int:
-        """Return the wanted port, or 0 if it is held, because any rank that asks for it would get it."""
+        """Return the wanted port, or 0 if it is reserved already, because two ranks could then bind it."""
         return self._wanted_port if self._wanted_port not in self._held else 0
 
     def take_ready(self, message: StoreReady) -> None:
-        """Note that a store is open, or that there can be none."""
+        """Record that a store is open. If it could not be opened, rank 0 opens one."""
         for store in self._stores.values():
             if store.number == message.number and store.port is None:
                 if message.port:

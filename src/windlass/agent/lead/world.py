@@ -1,9 +1,9 @@
-"""Worlds: generations of ranks that run together, as a lead keeps them, and the orders to their nodes.
+"""Worlds, which are generations of ranks that run together, and the orders to their nodes.
 
 Each attempt of a job has its own world. On a compute, a fresh world serves one call. A kept world stays
 in its slot until it is replaced or one of its ranks dies. The leads decide which work runs on a world and
-what follows from its end. `Changes` lets a lead wait for a condition. Must not import messages of calls
-when it is loaded, because that would delay the start of jobs.
+what follows from its end. `Changes` lets a lead wait for a condition. This module must not import messages of
+calls at load time, because that would delay the start of jobs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class World:
 
     number: int
     plan: Plan  # limited to the nodes and ranks that take part
-    shape: str = ""  # worlds of the same shape are interchangeable
+    shape: str = ""  # worlds of equal shape are interchangeable
     made_for: str = ""  # ID of the call during which it was made
     slot: str = ""  # slot that keeps it, or empty if it serves one call
     instance: str = ""  # ID of the object that lives in it
@@ -68,10 +68,8 @@ class World:
     is_alive: bool = True
     is_ending: bool = False
     end_signal: int = 0  # signal that asks its ranks to end
-    is_cut: bool = False  # nodes of it became unreachable, and may have another lead
-    cleared: set[int] = field(
-        default_factory=set
-    )  # nodes that are lost or on which no rank remains
+    is_cut: bool = False  # some of its nodes became unreachable and may have another lead
+    cleared: set[int] = field(default_factory=set)  # nodes that are lost or have no ranks left
     nodes: list[int] = field(init=False)
     rank_nodes: list[int] = field(init=False)  # the nodes that have ranks
 
@@ -81,7 +79,7 @@ class World:
 
     @property
     def is_cleared(self) -> bool:
-        """True if no rank of it remains on any reachable node."""
+        """True if none of its ranks remain on reachable nodes."""
         return self.cleared.issuperset(self.nodes)
 
 
@@ -144,9 +142,9 @@ class WorldTable:
             self._nodes.order(index, order, body)
 
     def end(self, world: World, *, now: bool, signum: int | None = None) -> None:
-        """End a world's ranks. Ranks that work get `signum` (default: the signal of the previous request).
+        """End a world's ranks. Busy ranks get `signum` (default: the signal of the previous request).
 
-        The grace is shorter if nodes of the world are unreachable, because they may get another lead.
+        The grace period is shorter if nodes of the world are unreachable, because they may get another lead.
         """
         world.is_alive, world.is_ending = False, True
         world.end_signal = signum or world.end_signal or signal.SIGTERM

@@ -38,7 +38,7 @@ Send = Callable[[Message], None]
 
 
 class Link(asyncio.Protocol):
-    """One connection. `send` never blocks. If the connection cannot be written to, its reader ends."""
+    """One connection. `send` never blocks. If a write fails, reading ends as well."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class Link(asyncio.Protocol):
         self._fence_s = math.inf
         self._stall_s = math.inf
         self._awake_s = 0.0  # when this process is known to have run last
-        self._has_left = False  # this end closed the link.
-        self.is_silent = False  # this end closed the link because the peer was silent.
-        self.has_stalled = False  # this process was stopped for longer than the peer tolerates.
-        self.is_closed = False  # the peer's machine closed the connection in order
+        self._has_left = False  # this end closed the link
+        self.is_silent = False  # this end closed the link because the peer was silent
+        self.has_stalled = False  # this process was suspended for longer than the peer tolerates
+        self.is_closed = False  # the peer's machine closed the connection in an orderly way
         self.peer = ""
         self.certificate: dict[str, Any] | None = None  # None on one machine
         self.fault = ""  # on one machine: why the peer is not trusted
@@ -77,7 +77,7 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         transport.max_size = _READ_BYTES
-        # read now, because a closed transport no longer has them
+        # read now, because a closed transport no longer has these details
         self.peer = render_address(transport.get_extra_info("peername"))
         if transport.get_extra_info("ssl_object") is not None:
             self.certificate = transport.get_extra_info("peercert") or {}
@@ -88,7 +88,7 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now_s = self._clock()
-        # this process was stopped: the data is old, and the peer has received nothing meanwhile
+        # this process was suspended, so the data is old and the peer has received nothing meanwhile
         if self._notice_stall() or now_s - self._heard_s > self._fence_s:
             self._hang_up_on_silence()
             return
@@ -133,8 +133,8 @@ class Link(asyncio.Protocol):
     async def drain(self, *, timeout_s: float = _DRAIN_TIMEOUT_S) -> None:
         """Wait until the write buffer is nearly empty. Raise ConnectionError if the peer is gone.
 
-        Draining after each piece keeps at most a few pieces in memory. TLS may accept one frame beyond the
-        limit of the socket's buffer, so this does not wait for a single huge frame.
+        A caller that drains after each piece keeps at most a few pieces in memory. TLS may buffer one frame
+        beyond the limit of the socket, so this does not wait for a single huge frame.
         """
         if self._writable.is_set():
             await asyncio.sleep(0)  # let other tasks run
@@ -166,7 +166,7 @@ class Link(asyncio.Protocol):
     async def listen(self, take: Callable[[Frame], None]) -> None:
         """Pass frames to `take` as they arrive, until the peer hangs up.
 
-        An exception from `take` ends the listening and is raised here.
+        If `take` raises, stop listening and raise the exception here.
         """
         self._take = take
         try:
@@ -237,10 +237,10 @@ class Link(asyncio.Protocol):
     ) -> None:
         """Hang up if the peer sends nothing for `limit_s`, and set `is_silent`.
 
-        Checks once per `limit_s` instead of starting a timer for every frame. With a `clock`, time is
-        measured by it, and data that arrives after the limit is too late: this process may have been stopped,
-        and the peer may have given it up. After a stall of `stall_s` the peer has certainly given it up,
-        because a stopped process sends nothing.
+        Checks once per `limit_s` instead of starting a timer for every frame. With a `clock`, that clock
+        measures the time, and data that arrives after the limit is ignored. This process may have been
+        suspended, and the peer may have given up on it. After a stall of `stall_s` the peer has certainly
+        done so, because a suspended process sends nothing.
         """
         if clock is not None:
             self._clock, self._fence_s = clock, limit_s
@@ -261,7 +261,7 @@ class Link(asyncio.Protocol):
         self._loop.call_later(limit_s, check)
 
     def _keep_awake(self) -> None:
-        """Check for a stall at intervals. After one, the loop may run this before it reads waiting data."""
+        """Check for a stall at intervals. After a stall, this may run before the loop reads pending data."""
         if self._transport.is_closing():
             return
         if self._notice_stall():
@@ -298,7 +298,7 @@ class Link(asyncio.Protocol):
         self._transport.abort()
 
     def trust(self) -> None:
-        """Accept large bodies from now on, because the peer has introduced itself."""
+        """Accept large bodies from now on, because the peer has sent a valid hello."""
         self._decoder.max_body_bytes = names.MAX_BODY_BYTES
 
     async def close(self) -> None:

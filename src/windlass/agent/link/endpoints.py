@@ -1,8 +1,8 @@
 """Endpoints of links between agents, and between a client and the lead.
 
 On one machine a link is a Unix socket in a folder of mode 0700. Between machines it is TCP with mutual TLS.
-The first frame is a hello. A peer is refused, with the reason, if its version, its job or its certificate
-does not match. This module does not interpret later frames.
+The first frame is a hello. If the version, job or certificate of a peer does not match, the peer is refused
+and gets the reason. This module does not interpret later frames.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from windlass.wire.tls import read_role, server_name
 
 logger = logging.getLogger(__name__)
 
-_HELLO_TIMEOUT_S = 5.0  # from the first packet to the hello, a TLS handshake included
+_HELLO_TIMEOUT_S = 5.0  # from the first packet to the hello, including the TLS handshake
 _RETRY_S = 0.02
-# Between machines, the pause between attempts and the timeout of each grow. The first packet to a node may be
-# dropped while its network rules are being created, and TCP would retransmit only after a second. An
-# untrusted peer may be the previous owner of an address, so it is retried for a while.
+# Between machines, the pause between attempts and the timeout of each attempt grow. The first packet to a
+# node may be dropped while its network rules are being created, and TCP would retransmit it only after a
+# second. An untrusted peer may be the previous owner of an address, so it is retried for a while.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 0.5
 _DISTRUST_S = 5.0
 
@@ -200,19 +200,19 @@ async def _connect_tls(place: TlsPlace, hello: Hello, timeout_s: float) -> Link:
 
 
 def _log_change(place: TlsPlace, problem: Exception, logged: str) -> str:
-    """Log a problem unless it was the last one logged, and return its text."""
+    """Log a problem unless it is the same as the last one, and return its text."""
     why = render_trouble(problem)
     if why != logged:
-        logger.info("%s is not there yet: %s", place, why)
+        logger.info("%s cannot be reached yet: %s", place, why)
     return why
 
 
 class _Distrust(Exception):
-    """One side rejected the other's certificate. Worth retrying for a short time only."""
+    """One side rejected the other's certificate. Retried for a short time only."""
 
 
 async def _try_tls(place: TlsPlace, hello: Hello, left_s: float, *, connect_s: float) -> Link:
-    """Try once to connect. Wait for the welcome, because the peer checks our certificate only before that."""
+    """Try once to connect. Return after the welcome, which shows that the peer accepted our certificate."""
     name = server_name(hello.job_id)
     timeout_s = min(_HELLO_TIMEOUT_S, left_s)
     link = Link()

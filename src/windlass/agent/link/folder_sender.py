@@ -1,4 +1,4 @@
-"""Sender of new files in a folder over a link, for as long as the link exists.
+"""Sender that transfers new files of a folder over a link, for as long as the link exists.
 
 There is one sender for each peer that wants files. `wire.file_sync` determines which files are new.
 """
@@ -30,13 +30,13 @@ class FolderSender:
         self._task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
-        # a flag in addition to the cancellation, which Python 3.11 may lose while a drain fails
+        # a flag in addition to the cancellation, because Python 3.11 may lose that while a drain fails
         while not self._is_closed:
             await self.round()
             await asyncio.sleep(_EVERY_S)
 
     async def round(self) -> None:
-        """Send everything that is new now, no faster than the other side reads."""
+        """Send all new data, no faster than the other side reads it."""
         async with self._turn:
             try:
                 for piece in self._sender.pieces():

@@ -1,7 +1,7 @@
 """Transfer of large payloads between machines.
 
 The sender splits a payload into parts and sends them as fast as the receiver reads. The receiver writes them
-to a file, which it keeps until it is claimed. This module does not interpret payloads.
+to a file and keeps the file until a message claims it. This module does not interpret payloads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Ship = Callable[[str, str], Awaitable[None]]  # sends a payload before its messa
 class PartStore:
     """Received payloads, by the key that the sender chose.
 
-    `is_far` means that senders are on other machines, so paths in their messages do not refer to this one.
+    `is_far` means that senders are on other machines, so paths in their messages are not valid here.
     """
 
     def __init__(self, spill: Path, *, is_far: bool) -> None:
@@ -67,7 +67,7 @@ class PartStore:
 
 
 async def send_parts(link: Link, key: str, path: str) -> None:
-    """Send a file, no faster than the other side reads."""
+    """Send a file in parts, no faster than the other side reads."""
     with open(path, "rb") as file:
         while data := file.read(names.PART_BYTES):
             link.send(PayloadPart(payload=key), data)

@@ -24,7 +24,7 @@ _READ_BYTES = 64 << 10  # larger read buffers are allocated and freed for every 
 
 
 class RankEnd:
-    """Rank's end of the channel. It waits without a limit."""
+    """Rank's end of the channel. Receives without a time limit."""
 
     def __init__(self, fd: int) -> None:
         self._link = BlockingLink(socket.socket(fileno=fd), NODE_TO_RANK, io_timeout_s=None)
@@ -37,7 +37,7 @@ class RankEnd:
             return None
 
     def send(self, message: Message, segments: Sequence[Buffer] = ()) -> None:
-        """Send a message. Do nothing if the node is gone, because this rank is then ended as well."""
+        """Send a message. Ignore a lost node, because this rank is then ended as well."""
         with contextlib.suppress(ConnectionBroken):
             self._link.send(message, segments)
 
@@ -46,7 +46,7 @@ class RankEnd:
         try:
             while self._link.receive(limit_s) is not None:
                 pass
-        except BaseException:  # noqa: BLE001, S110 - the end, or an exception in a user's signal handler
+        except BaseException:  # noqa: BLE001, S110 - a hang-up, or an exception of the user's signal handler
             pass
 
 
@@ -70,7 +70,7 @@ class NodeEnd:
         return self._theirs.fileno()
 
     def give_away(self) -> None:
-        """Close this copy of the rank's end, which the rank now has."""
+        """Close the node's copy of the rank's end, after the rank has inherited it."""
         self._theirs.close()
 
     def send(self, data: bytes) -> bool:
@@ -85,7 +85,7 @@ class NodeEnd:
         except BlockingIOError:
             num = 0
         except OSError:
-            return False  # its exit is reported separately
+            return False  # the rank's exit is reported separately
         if num < len(data):
             self._unsent += memoryview(data)[num:]
             self._loop.add_writer(self._socket.fileno(), self._write)
@@ -119,12 +119,12 @@ class NodeEnd:
         try:
             for frame in self._decoder.feed(data):
                 self._on_frame(frame)
-        except ProtocolError:  # written by the user's code in the rank
+        except ProtocolError:  # user code in the rank wrote to the descriptor
             self.close()
         return True
 
     def close(self) -> None:
-        """Hang up, which makes a rank that waits for calls exit."""
+        """Hang up. A rank that waits for calls then exits."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._socket.fileno())

@@ -1,8 +1,8 @@
-"""TCP with TLS for agents: listening, dialling, and a log of refused connections.
+"""TCP with TLS for agents: listening, connecting, and a log of refused connections.
 
-The number of peers that have not introduced themselves is limited, and so is their time. Each refusal is one
-log line, with a limit per minute. `agent.link.agent_link` handles the data of a connection. Standard library
-only.
+Peers that have not sent a hello yet are limited in number and in time. Each refusal is one log line, up to a
+limit per minute. `agent.link.agent_link` handles the data of a connection. This module uses the standard
+library only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _IN_WORDS = {
 }
 SHUTDOWN_TIMEOUT_S = 1.0
 _MAX_STRANGERS = 64
-_EVICT_AFTER_S = 0.5  # age at which a stranger may be evicted to make room
+_EVICT_AFTER_S = 0.5  # age at which a peer without a hello may be evicted to make room
 _CONNECT_TIMEOUT_S = 2.0
 _NAME_TIMEOUT_S = 2.0
 _BACKLOG = 1024
@@ -72,7 +72,7 @@ class RefusalLog:
 
 
 def render_trouble(error: BaseException) -> str:
-    """Return why a connection failed, in one line."""
+    """Return the reason why a connection failed, as one line."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not one of this job's: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
@@ -85,7 +85,7 @@ def render_trouble(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsPlace:
-    """Address where a node listens. An empty host is every address of this machine, port 0 any free port."""
+    """Address where a node listens. An empty host means all local addresses, and port 0 any free port."""
 
     host: str
     port: int
@@ -100,7 +100,7 @@ def _close(connection: socket.socket, _task: object) -> None:
 
 
 def render_address(address: object) -> str:
-    """Return an address as logs show it."""
+    """Return an address in the form that logs show."""
     if not isinstance(address, tuple) or len(address) < 2:
         return "this machine"
     host = str(address[0]).removeprefix("::ffff:")
@@ -109,7 +109,7 @@ def render_address(address: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stranger:
-    """Peer that has not introduced itself."""
+    """Peer that has not sent a valid hello yet."""
 
     peer: str
     since_s: float
@@ -117,7 +117,7 @@ class _Stranger:
 
 
 class Listener:
-    """Listening socket. `greet` serves each connection, and reports when its peer has introduced itself."""
+    """Listening socket. `greet` serves each connection, and reports a valid hello."""
 
     def __init__(self, place: TlsPlace, greet: Greet, *, hello_timeout_s: float) -> None:
         self._greet = greet
@@ -136,7 +136,7 @@ class Listener:
         return int(self._socket.getsockname()[1])
 
     def close(self) -> None:
-        """Accept no more connections. Close those whose peers have not introduced themselves."""
+        """Stop accepting connections, and close connections that have not sent a hello."""
         self._accepting.cancel()
         self._socket.close()
         for task in list(self._strangers):
@@ -166,7 +166,7 @@ class Listener:
             task.add_done_callback(functools.partial(_close, connection))
 
     async def _wait_for_room(self) -> None:
-        """Wait for room, evicting the oldest stranger if needed. A genuine peer needs only milliseconds."""
+        """Wait for room, and evict the oldest peer if needed. Genuine peers need only milliseconds."""
         while len(self._strangers) >= _MAX_STRANGERS:
             self._room.clear()
             task, oldest = next(iter(self._strangers.items()))
@@ -280,7 +280,7 @@ async def _connect(host: str, port: int, timeout_s: float) -> socket.socket:
 
 
 def _tune(connection: socket.socket) -> None:
-    """Send small frames without delay, and detect a vanished machine even without writing to it."""
+    """Disable delays for small frames, and enable keepalive to detect a lost machine while idle."""
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,7 +1,7 @@
 """Ranks of a job on one node, one attempt at a time.
 
-The node learns what a rank did from its reports, its result file and its exit. It passes that on to the lead,
-which decides what follows.
+The node determines the outcome of a rank from its reports, its result file and its exit code. It reports the
+outcome to the lead, which decides what to do.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class AttemptRanks:
         self.ranks = ranks
         self._node = node
         self._tell = node.tell
-        self._done: set[int] = set()  # outcome reported, waiting for their peers
+        self._done: set[int] = set()  # ranks that reported their outcome and wait for their peers
 
     @property
     def is_over(self) -> bool:
-        """True once the lead has ordered the end. Other ranks may use what these left behind until then."""
+        """True once the lead has ordered the end. Other ranks may need leftover processes until then."""
         return self.ranks.stopped_at_s is not None
 
     def started(self, rank: int, pid: int) -> None:
@@ -53,7 +53,7 @@ class AttemptRanks:
         self._tell(RankStarted(rank=rank, pid=pid))
 
     def exited(self, rank: LiveRank, code: int) -> None:
-        """Report the outcome of a rank whose process has exited, or could not be started."""
+        """Report the outcome of a rank whose process has exited or could not be started."""
         self.ranks.remove(rank)
         if rank.pid is None:
             outcome = Outcome(
@@ -86,7 +86,7 @@ class AttemptRanks:
             return None
 
     def report(self, message: RankRunning | RankDone | RankRaised) -> None:
-        """Pass on a report that a rank sent."""
+        """Forward a report of a rank to the lead."""
         if isinstance(message, RankRaised):
             self._note_done(message.rank)
             outcome, stopped_at_s = message.header.outcome(), self.ranks.stopped_at_s
@@ -120,7 +120,7 @@ class AttemptRanks:
             self.ranks.kill_after_grace(order.within_s)
 
     def sweep(self) -> None:
-        """Kill what the ranks left behind: grandchildren, daemons and their store."""
+        """Kill processes that the ranks left behind: grandchildren, daemons and their store."""
         processes.kill_descendants(os.getpid(), spare=frozenset({self._node.forks.pid}))
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class AttemptRanks:
 
 
 class JobOrders:
-    """Handlers for the orders that only the lead of a job gives."""
+    """Handlers for orders that only the lead of a job sends."""
 
     def __init__(self, node: Node, *, echo: Echo | None = None) -> None:
         self._node = node

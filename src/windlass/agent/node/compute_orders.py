@@ -51,7 +51,7 @@ from windlass.wire.messages.forkserver import ForkRank
 from windlass.wire.messages.worlds import EndWorld, RankEnded
 from windlass.wire.payloads import forget
 
-# Imported in the fork server, so that no rank has to import them itself.
+# Imported in the fork server, so that ranks do not have to import them.
 _OURS = ("cloudpickle", "windlass.agent.rank.call_rank")
 
 
@@ -64,8 +64,8 @@ class ComputeSetup:
         self._env: dict[str, str | None] = {}  # None: the plan's variable is removed
         self._steps: list[ImageStep] = []
         self._hidden: dict[str, str] = {}
-        self.paths: list[str] = []  # import paths of what the steps installed
-        self._lock = asyncio.Lock()  # the set-up of a cancelled call keeps running
+        self.paths: list[str] = []  # import paths of the packages that the steps installed
+        self._lock = asyncio.Lock()  # needed because the set-up of a cancelled call keeps running
 
     async def apply(self, order: SetUpNode, say: Callable[[str], None]) -> bool:
         """Run the steps that have not run yet. Return whether the fork server was restarted."""
@@ -106,12 +106,12 @@ class RankCalls:
     call: str = ""  # the call that it has not answered yet
     has_answered: bool = False
     answered: str = ""  # the last call that it answered
-    has_missed: bool = False  # a call came after it had exited
+    has_missed: bool = False  # a call arrived after it had exited
     has_begun: bool = False  # it has sent a message about its call
 
 
 class CallRanks:
-    """Ranks of one world on this node. With `keep` they stay after a call. `tell` sends their messages."""
+    """Ranks of one world on this node. With `keep`, they stay after a call. `tell` sends their messages."""
 
     is_over = True
 
@@ -135,7 +135,7 @@ class CallRanks:
     # -- calls ---------------------------------------------------------------------------------
 
     def send(self, order: Message, body: bytes = b"") -> None:
-        """Hand an order to every rank."""
+        """Send an order to every rank."""
         data = render_frame(order, body)
         sent = [(calls, calls.channel.send(data)) for calls in self._calls.values()]
         if isinstance(order, RunCall):
@@ -144,7 +144,7 @@ class CallRanks:
                 calls.call, calls.has_missed, calls.has_begun = order.id, not is_sent, False
 
     def _take(self, rank: int, frame: Frame) -> None:
-        """Pass on a rank's message, after the output that it printed earlier."""
+        """Forward a rank's message, after the output that the rank printed before it."""
         message = CALL_RANK_TO_NODE.read(frame.header)
         calls = self._calls.get(rank)
         if calls is None:
@@ -183,7 +183,9 @@ class CallRanks:
         calls.channel.close()
         del self._calls[rank.number]
         calls.has_missed |= calls.channel.was_reset and not calls.has_begun
-        is_expected = calls.has_answered and not self._keep  # a fresh rank ends after its call
+        is_expected = (
+            calls.has_answered and not self._keep
+        )  # a rank that is not kept ends after its call
         if calls.call or (not is_expected and self.ranks.stopped_at_s is None):
             outcome = self.ranks.judge(rank, code, owes_result=True)
             given = "" if calls.has_missed else calls.call
@@ -208,9 +210,9 @@ class CallRanks:
         self.ranks.kill_after_grace(order.within_s)
 
     def sweep(self) -> None:
-        """Kill what the ranks left behind: processes in their sessions or with their variables.
+        """Kill processes that the ranks left behind, found by their sessions or their variables.
 
-        Other processes are spared, because they may be ranks that were forked just now.
+        Other processes are spared, because they may be ranks that were just forked.
         """
         mark = f"{names.ATTEMPT}={self.ranks.number}".encode()
         for pid in processes.find_descendants(os.getpid()):
@@ -279,7 +281,7 @@ class ComputeOrders:
             ranks.start(node, request)
 
     def _give(self, order: RunCall | MakeObject | SendMore, body: bytes) -> None:
-        """Pass a message to the ranks of a world. If they are gone, answer a call with `WorldAbsent`."""
+        """Send an order to the ranks of a world. If they are gone, answer a call with `WorldAbsent`."""
         world = self.node.worlds.get(order.world)
         if isinstance(world, CallRanks):
             world.send(order, body)
@@ -289,7 +291,7 @@ class ComputeOrders:
             self.node.tell(WorldAbsent(world=order.world))
 
     def _send_answer(self, message: Message, body: bytes = b"") -> None:
-        """Send an answer. If it lies in a file and the lead is on another machine, send the file in parts."""
+        """Send an answer. If it is in a file and the lead is on another machine, send the file in parts."""
         if self._ship and isinstance(message, (CallAnswer, CallItem)) and message.file:
             self._start(self._ship_answer(message, self._ship))
         else:
@@ -319,7 +321,7 @@ class ComputeOrders:
             report = report.replaced(error=error.message, hint=error.hint)
         except OSError as error:
             report = report.replaced(error=str(error))
-        except Exception as error:  # noqa: BLE001 - the lead waits for an answer in any case
+        except Exception as error:  # noqa: BLE001 - the lead waits for an answer even then
             report = report.replaced(error=f"{type(error).__name__}: {error}")
         self.node.tell(report)
 

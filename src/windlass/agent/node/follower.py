@@ -1,8 +1,8 @@
-"""Follower: any node but node 0. It joins the lead, carries out its orders, and exits when the job ends.
+"""Follower: any node except node 0. It joins the lead, executes its orders, and exits when the job ends.
 
-In pods a lost lead is replaced. A follower that loses its lead ends its ranks within a few seconds, however
-long their grace period is, so that two attempts never overlap. Then it waits for the next lead, and sends it
-the state that the last lead asked it to keep.
+In pods, a lost lead is replaced. A follower that loses its lead ends its ranks within a few seconds, however
+long their grace period is, so that two attempts never overlap. Then it waits for the next lead, and sends the
+state that the last lead asked it to keep.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Follower:
         self._context = context
         self._inputs = inputs
         self._link: Link | None = None
-        self._lost_s: float | None = None  # when the lost lead was last heard, or None
+        self._lost_s: float | None = None  # when the lost lead last sent something
         self._was_closed = False
-        self._is_led = False  # the peer of the link has accepted this node
+        self._is_led = False  # the lead at the other end has accepted this node
         self._pump: FolderSender | None = None
         self.has_ended = False  # set when the lead reports the end
         self.has_failed = False  # the job ended without success
@@ -121,7 +121,7 @@ class Follower:
             await send_parts(self._link, key, path)
 
     def request_stop(self) -> None:
-        """On SIGTERM, pass it on to the ranks and report the reason to the lead."""
+        """Handle SIGTERM: forward it to the ranks and report the reason to the lead."""
         self._send(NodeLeaving(why="it received SIGTERM"))
         self.node.stop(now=False)
         self.stop_requested.set()
@@ -135,7 +135,7 @@ class Follower:
         if work.done():
             return work.result()
         await self.node.idle()
-        is_led = self._link is not None  # then the lead knows that the ranks have exited
+        is_led = self._link is not None  # if so, the lead knows that the ranks have exited
         work.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await work
@@ -149,7 +149,7 @@ class Follower:
         while True:
             try:
                 link = await self._connect()
-            except ProtocolError as error:  # an earlier node of this index may still be leaving
+            except ProtocolError as error:  # an earlier node with this index may still be connected
                 logger.warning("%s", error)
                 if not self._context.is_pod:
                     return 1
@@ -173,7 +173,7 @@ class Follower:
                 await asyncio.sleep(_REFUSED_RETRY_S)
 
     def _end_ranks(self, link: Link) -> None:
-        """End the ranks within the limit, or kill them now if this agent was unresponsive and is late."""
+        """End the ranks within the limit. Kill them now if this agent was unresponsive and is too late."""
         limits = self._context.sight
         is_late = link.is_silent and link.silent_for_s > limits.fence_s + limits.slack_s
         self.node.stop(now=is_late, within_s=limits.cut_grace_s)
@@ -205,7 +205,7 @@ class Follower:
         try:
             await link.listen(self._take)
             if link.has_stalled:
-                logger.error("this agent was unresponsive: its lead may have given it up")
+                logger.error("this agent was unresponsive, so its lead may consider it lost")
             elif link.is_silent:
                 logger.error("the lead has sent nothing for %g s", fence_s)
         except (ProtocolError, BundleError) as error:
@@ -228,7 +228,7 @@ class Follower:
             self.node.renew_lease(link.heard_s)
 
     async def _hang_up(self, link: Link) -> None:
-        """Close the link in order at the end, else abort it. An orderly close means that no ranks remain."""
+        """Close the link at the end of the job, otherwise abort it. A close means that no ranks remain."""
         if self._is_led:
             self._lost_s = asyncio.get_running_loop().time() - link.silent_for_s
             self._was_closed = link.is_closed
@@ -285,7 +285,7 @@ class Follower:
     def _end(self, message: EndAgent, _body: bytes) -> None:
         self.has_ended, self.has_failed = True, message.has_failed
         if self._parts is not None and self._link is not None:
-            # a compute that continues without this node does not hang up
+            # the lead of a compute that continues without this node does not hang up
             self._start(self._link.close())
 
     def _take_piece(self, message: FilePiece, body: bytes) -> None:

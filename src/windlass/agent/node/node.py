@@ -1,7 +1,7 @@
-"""One node of a job or compute: starts and ends ranks as the lead orders, and reports what they do.
+"""One node of a job or compute: starts and ends ranks on orders of the lead, and reports their outcomes.
 
-A node passes orders to its fork server and events to its lead, and decides nothing. The lead of node 0 runs
-in the same process. `NodeStores` holds the stores where ranks rendezvous, each a fork of the fork server.
+A node passes orders to its fork server and events to its lead, and makes no decisions. The lead runs in the
+process of node 0. `NodeStores` manages the rendezvous stores, each a fork of the fork server.
 `ReportSocket` receives the reports of ranks. `agent.node.attempt_ranks` handles the orders that only a job's
 lead gives, and `agent.node.compute_orders` those that only a compute's lead gives. Both register their
 handlers with the node and add their worlds to its table.
@@ -62,13 +62,13 @@ logger = logging.getLogger(__name__)
 
 
 class NodeStores:
-    """Stores by number. With `are_shared` they outlive their ranks, and a lost one is reported."""
+    """Stores by number. With `are_shared`, they outlive their ranks, and the loss of a store is reported."""
 
     def __init__(self, forks: ForkServer, tell: Tell, *, are_shared: bool) -> None:
         self._forks = forks
         self._tell = tell
         self._are_shared = are_shared
-        self._waiting: list[OpenStore] = []  # until the closing stores have freed their ports
+        self._waiting: list[OpenStore] = []  # wait until closing stores have freed their ports
         self._pids: dict[int, int | None] = {}  # None: requested but not forked yet
         self._unopened: set[int] = set()
         self._closing: set[int] = set()  # pids
@@ -76,7 +76,7 @@ class NodeStores:
         self._streams: dict[int, RankStreams] = {}
 
     def open(self, order: OpenStore, streams: RankStreams | None = None) -> None:
-        """Open a store once the closing ones have freed their ports. `streams` take its output."""
+        """Open a store once closing stores have freed their ports. `streams` receive its output."""
         if streams is not None:
             self._streams[order.number] = streams
         self._waiting.append(order)
@@ -117,7 +117,7 @@ class NodeStores:
             streams.close()
 
     def close_clusters(self) -> None:
-        """Close all cluster processes, which a node without a lead must not keep."""
+        """Close all cluster processes, because a node without a lead must not keep them."""
         for number in list(self._clusters):
             self.close(number)
 
@@ -143,7 +143,7 @@ class NodeStores:
         self._tell(ready)
 
     def exited(self, pid: int) -> None:
-        """Handle the exit of a process, which need not be a store."""
+        """Handle the exit of any process. It may be that of a store."""
         for number in [number for number, other in self._pids.items() if other == pid]:
             self._lose(number)
         self._closing.discard(pid)
@@ -182,7 +182,7 @@ class ReportSocket:
         loop.add_reader(self._socket.fileno(), self._read)
 
     def drain(self) -> None:
-        """Read all pending reports, so that those of a rank that exited come before its exit."""
+        """Read all pending reports, so that reports of an exited rank are handled before its exit."""
         while self._read():
             pass
 
@@ -194,13 +194,13 @@ class ReportSocket:
         try:
             message = read_message(data)
         except ProtocolError:
-            return True  # not from one of our ranks
+            return True  # not from one of this node's ranks
         self._take(message)
         return True
 
 
 def read_message(data: bytes) -> Message:
-    """Parse a report. Any process on the node may have sent it, and the lead and all readers will see it."""
+    """Parse a report. It is untrusted, because any process on the node may have sent it."""
     return RANK_TO_NODE.read(records.parse(data, "a report"))
 
 
@@ -211,7 +211,7 @@ class NodeWorld(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """True if the world is cleared when its last rank exits."""
+        """True if the world can be removed when its last rank exits."""
 
     def started(self, rank: int, pid: int) -> None: ...
 
@@ -234,7 +234,7 @@ class Node:
         self.forks = forks
         self.tell = send
         self.worlds: dict[int, NodeWorld] = {}
-        self.memory: LeadHandover | None = None  # the state its lead asked it to keep
+        self.memory: LeadHandover | None = None  # state to keep for the next lead
         self.echo: Echo | None = None  # receives the output of a framework's own processes
         self._is_compute = isinstance(context.plan.work, Calls)
         self._stores = NodeStores(forks, send, are_shared=self._is_compute)
@@ -263,7 +263,7 @@ class Node:
         self._lease = self._start_lease()
 
     def _start_lease(self) -> RankLease | None:
-        """Have the fork server guard the ranks, unless no other node could consider this one lost.
+        """Make the fork server guard the ranks, unless no other node could consider this one lost.
 
         On one machine there is no fencing by time, because the lead kills the processes of a lost node.
         """
@@ -278,13 +278,13 @@ class Node:
         return lease
 
     def renew_lease(self, heard_s: float) -> None:
-        """Extend the lease of the ranks. The lead was last heard at `heard_s` of `read_clock`."""
+        """Extend the lease of the ranks. `heard_s` is when the lead last sent something, by `read_clock`."""
         if self._lease is not None:
             self._note_lapse()
             self._lease.extend(heard_s + self.context.sight.ranks_gone_s)
 
     def _note_lapse(self) -> None:
-        """Mark the ranks as fenced if their lease lapsed: this node was cut off, and they did not fail."""
+        """Mark the ranks as fenced if their lease lapsed. They did not fail, but this node was cut off."""
         if self._lease is not None and self._lease.until_s and self._lease.left_s < 0:
             for world in self.worlds.values():
                 world.ranks.is_fenced = True
@@ -294,14 +294,14 @@ class Node:
         self._handlers.update(handlers)
 
     def receive(self, message: Message, body: bytes = b"") -> None:
-        """Handle an order of the lead."""
+        """Process an order of the lead."""
         self._handlers[type(message)](message, body)
 
     def _keep(self, order: KeepHandover, _body: bytes) -> None:
         self.memory = order.memory
 
     def introduce(self, about: JoinLead) -> None:
-        """Join the lead, and report what an earlier lead asked this node to keep."""
+        """Join the lead, with the state that an earlier lead asked this node to keep."""
         self.tell(about.replaced(memory=self.memory))
         if self._ready is not None:
             self.tell(self._ready)
@@ -321,7 +321,7 @@ class Node:
         self._stores.open(order, self._make_streams(order))
 
     def _make_streams(self, order: OpenStore) -> RankStreams | None:
-        """Make the streams of a cluster process: to the folder of a job, or to the lead of a compute."""
+        """Return streams that copy a cluster process's output to the job's folder or to a compute's lead."""
         cluster = load_framework(order.framework).cluster
         if order.cluster is None or cluster is None or not cluster.prints:
             return None
@@ -346,7 +346,7 @@ class Node:
     # -- starting ranks ------------------------------------------------------------------------
 
     def make_ranks(self, number: int, preload: Sequence[str] = ()) -> WorldRanks:
-        """Prepare for the first process of a world."""
+        """Return the ranks of a new world. Restarts the fork server if needed, and requests `preload`."""
         self.forks.revive()
         self.forks.extend(preload)
         self.context.folder.make_attempt(number)
@@ -369,7 +369,7 @@ class Node:
         on_lines: Callable[[bytes], None] | None,
         channel: Sequence[int] = (),
     ) -> None:
-        """Have a rank forked with its streams and, if it takes calls, its end of a channel."""
+        """Request the fork of a rank with its streams and, if it takes calls, its end of a channel."""
         log = self.context.folder.log(ranks.number, request.rank)
         streams = RankStreams(log, self._on_log_trouble, on_lines, max_bytes=ranks.log_bytes)
         ranks.live[request.rank] = LiveRank(request.rank, streams)
@@ -424,7 +424,7 @@ class Node:
             self.tell(NodeTrouble(reason=names.REASON_FORK_SERVER_DIED, message=message))
 
     def forget_children(self) -> None:
-        """Handle the loss of everything that the fork server had forked."""
+        """Handle the loss of all processes that the fork server had forked."""
         for world in list(self.worlds.values()):
             world.sweep()
             for rank in list(world.ranks.live.values()):
@@ -445,14 +445,14 @@ class Node:
         if world is None:
             self._report_cleared(order.world)
             return
-        self._reports.drain()  # a rank that is done already may exit by itself
+        self._reports.drain()  # a rank that is already done may exit by itself
         world.stop(order)
         self._check_cleared(world)
 
     def stop(self, *, now: bool, within_s: float | None = None) -> None:
         """Signal all ranks of all worlds, and kill them after the grace period, at most `within_s`.
 
-        `within_s` is for a node that has lost its lead and must not keep its ranks any longer.
+        A node that has lost its lead passes `within_s`, because it must not keep its ranks any longer.
         """
         for number in list(self.worlds) or [0]:
             order = EndWorld(world=number, now=now, signal=signal.SIGTERM, within_s=within_s)
@@ -469,7 +469,7 @@ class Node:
             self._emptied.set()
 
     def _report_cleared(self, number: int) -> None:
-        if self.context.index == 0:  # the nodes of one machine share the folder
+        if self.context.index == 0:  # nodes on one machine share the folder
             for path in self.context.run_dir.glob(f"store-{number}.*"):
                 path.unlink(missing_ok=True)
         if not self._is_compute:

@@ -1,7 +1,7 @@
-"""Copying of a rank's output from its pipes to its log file, in bounded memory.
+"""Copy of a rank's output from its pipes to its log file, in bounded memory.
 
 Lines are split at 16 KiB, and only some updates of a progress bar are kept. Lines are dropped if the disk is
-full or the log is too large. The loss is reported, and it never blocks a rank.
+full or the log is too large. Dropped lines are reported, and they never block a rank.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from windlass.wire.log_lines import FULL, PART, REPLACED, STREAMS, render_prefix
 
 logger = logging.getLogger(__name__)
 
-_CHECK_BYTES = 16 << 20  # written between two checks of the free space.
-_READ_BYTES = 64 << 10  # larger read buffers are allocated and freed for every read.
-_PARTIAL_AFTER_S = 0.2  # an unfinished line is written after this long.
-_REPLACED_EVERY_S = 0.2  # at most one update of a progress bar is kept per interval.
+_CHECK_BYTES = 16 << 20  # written between two checks of the free space
+_READ_BYTES = 64 << 10  # larger read buffers are allocated and freed for every read
+_PARTIAL_AFTER_S = 0.2  # an unfinished line is written after this time
+_REPLACED_EVERY_S = 0.2  # at most one update of a progress bar is kept per interval
 
 
 def share_room(folder: JobFolder, num_nodes: int, num_ranks: int) -> int:
     """Return how many bytes each of this node's `num_ranks` ranks may log in the next attempt.
 
-    They share half of what earlier attempts left of the node's quota, so every later attempt has room.
+    They share half of the node's remaining quota, so that every later attempt also has room.
     """
     used = 0
     for attempt in folder.attempts():
@@ -42,7 +42,7 @@ def share_room(folder: JobFolder, num_nodes: int, num_ranks: int) -> int:
 
 
 class LineCutter:
-    """Splitter of one stream's bytes into log records. Performs no I/O: callers pass the time."""
+    """Splitter of one stream's bytes into log records. Performs no I/O. Callers pass the time."""
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
@@ -127,7 +127,7 @@ class RankStreams:
     ) -> None:
         self._path = path
         self._room_bytes = max_bytes
-        self._unchecked_bytes = 0  # how much may be written before the next check of the disk
+        self._unchecked_bytes = 0  # how many bytes may be written before the next check of the disk
         self._echo = echo
         self._on_trouble = on_trouble
         self._loop = asyncio.get_running_loop()
@@ -197,7 +197,7 @@ class RankStreams:
             self._lose(data, error.strerror or str(error))
 
     def _has_space(self, num_bytes: int) -> bool:
-        """Return whether the disk has space to spare. Checks once every 16 MiB written."""
+        """Return whether the disk has enough free space. Checks once per 16 MiB written."""
         self._unchecked_bytes -= num_bytes
         if self._unchecked_bytes >= 0:
             return True
@@ -230,7 +230,7 @@ class RankStreams:
         os.close(fd)
 
     def settle(self) -> None:
-        """Read what is in the pipes now, and write an unfinished line as far as it goes."""
+        """Read and write all pending output, including the start of an unfinished line."""
         if not self._timers and not self._poll.poll(0):
             return
         for fd in list(self._readers):
@@ -242,7 +242,7 @@ class RankStreams:
             self._flush(fd)
 
     def close(self) -> None:
-        """Read what is in the pipes now, then close them, even if a grandchild still holds the other end."""
+        """Read the pending output, then close the pipes, even if a grandchild still has them open."""
         for fd in list(self._readers):
             while fd in self._readers and self._take_now(fd):
                 pass

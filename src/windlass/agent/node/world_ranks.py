@@ -1,7 +1,7 @@
 """Processes of one world on one node: the ranks of a job's attempt, or ranks that take calls.
 
-They start and end together. The outcome of each follows from its exit code, its result file and whether it
-was asked to end. `agent.node.attempt_ranks` and `agent.node.compute_orders` send them their work.
+They start and end together. The outcome of each depends on its exit code, its result file and whether it was
+asked to end. `agent.node.attempt_ranks` and `agent.node.compute_orders` give them work.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def judge_exit(
 ) -> Outcome:
     """Return the outcome of a rank whose process has exited.
 
-    `stopped_at_s` and `was_killed` describe how this node ended it. A rank that owes no result (a script or a
+    `stopped_at_s` and `was_killed` describe how this node ended it. A rank without a result (a script or a
     command) has succeeded if it exits with 0.
     """
     outcome = Outcome(rank=rank, attempt=attempt, state=RankState.STOPPED, at_s=at_s)
@@ -56,7 +56,7 @@ def judge_exit(
     if header is not None and header.state != RankState.RETURNED:
         was_first = stopped_at_s is None or header.at_s < stopped_at_s
         return header.outcome() if was_first else replace(outcome, exit_code=code)
-    # a SIGKILL that this node did not send came before its order to stop, even if noticed later
+    # a SIGKILL from elsewhere came before the order to stop, even if it was noticed later
     if stopped_at_s is not None and (was_killed or code != -signal.SIGKILL):
         return outcome
     if code < 0:
@@ -114,7 +114,7 @@ class WorldRanks:
         self.number = number
         self.live: dict[int, LiveRank] = {}
         self.log_bytes = names.MAX_LOG_BYTES  # how many bytes each rank may log
-        self.leaders: set[int] = set()  # PIDs of exited ranks, each the leader of a session
+        self.leaders: set[int] = set()  # PIDs of exited ranks, which are session leaders
         self.stopped_at_s: float | None = None
         self._grace_s = grace_s
         self._oom_kills = processes.read_oom_kills()
@@ -128,7 +128,7 @@ class WorldRanks:
         return next((rank for rank in self.live.values() if rank.pid == pid), None)
 
     def started(self, rank: int, pid: int) -> None:
-        """Record a rank's process, and end it if an order to stop came first."""
+        """Record a rank's process, and end it if an order to stop arrived before."""
         self.live[rank].pid = pid
         if self._has_killed:
             self.kill([self.live[rank]])
@@ -176,14 +176,14 @@ class WorldRanks:
     # -- ending --------------------------------------------------------------------------------
 
     def ask_to_end(self, ranks: Iterable[LiveRank], signum: int) -> None:
-        """Signal some ranks. Those that are not forked yet get the signal after their fork."""
+        """Send a signal to ranks. Ranks that are not forked yet get it after their fork."""
         self.stopped_at_s, self._stop_signal = time.time(), signum
         for rank in ranks:
             if rank.pid is not None:
                 processes.kill(rank.pid, signum)
 
     def kill(self, ranks: Iterable[LiveRank]) -> None:
-        """Kill some ranks immediately, and all others as soon as they are forked."""
+        """Kill ranks immediately. Ranks that are not forked yet are killed after their fork."""
         self._has_killed = True
         for rank in ranks:
             if rank.pid is not None:

@@ -1,8 +1,8 @@
 """Rank that takes calls: waits for a call, runs it, answers, and waits for the next one or exits.
 
-The environment of the rank is set before this module runs, so user code sees what it would see in any rank.
-A fresh rank exits after its call. A kept rank stays, with the state of the user's code. It sends no reports
-besides its answers.
+The environment of the rank is set before this module runs, so user code sees the same environment as in
+any rank. A fresh rank exits after its call. A kept rank stays, with the state of the user's code. Both report
+only through their answers.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ from windlass.wire.messages.computes import (
 from windlass.wire.messages.forkserver import CallRankSetup
 from windlass.wire.states import RankState
 
-_AHEAD_BYTES = 4 << 20  # sent of a stream before the rank waits for its readers
+_AHEAD_BYTES = 4 << 20  # bytes of a stream that the rank sends before it waits for its readers
 _ITEM_BYTES = 1 << 10  # overhead of an item in addition to its own bytes
 
 for _kind in NODE_TO_RANK.kinds.values():
-    find_fields(
-        _kind
-    )  # cached in the fork server, as ranks drop our modules before they read a message
+    # cached in the fork server, because ranks unload Windlass before they read a message
+    find_fields(_kind)
 
 
 def serve(fd: int, about: CallRankSetup) -> int:
@@ -51,7 +50,7 @@ def serve(fd: int, about: CallRankSetup) -> int:
 
     `about` holds the project's folder and whether the rank is kept after a call.
     """
-    importlib.import_module("cloudpickle")  # the bundled version, which also made the payloads
+    importlib.import_module("cloudpickle")  # the bundled version, which also created the payloads
     return _Callee(RankEnd(fd), about).loop()
 
 
@@ -64,7 +63,7 @@ def _enter(folder: str) -> None:
 
 
 class _Callee:
-    """Executor of the calls of one rank."""
+    """Loop that receives and runs the calls of one rank."""
 
     def __init__(self, end: RankEnd, about: CallRankSetup) -> None:
         self._end = end
@@ -120,7 +119,7 @@ class _Callee:
             is_wanted = order.collect == "all" or self._rank == 0
             packed = payloads.pack(value, name="result") if is_wanted else []
             self._answer(order, packed, state=RankState.RETURNED)
-        except BaseException as error:  # noqa: BLE001 - anything that the user's code raises is the answer
+        except BaseException as error:  # noqa: BLE001 - any exception of the user's code is the answer
             raised = self._framework.explain(error)
         else:
             return 0
@@ -130,7 +129,7 @@ class _Callee:
             del raised  # breaks the reference cycle between the exception and this frame
 
     def _meet(self, meeting: Mapping[str, str]) -> None:
-        """Set the rendezvous of this world's ranks."""
+        """Set the rendezvous variables of this world's ranks."""
         os.environ.update(meeting)
         if self._framework.store is not None:
             self._framework.store.share(meeting, self._name_part)
@@ -196,7 +195,9 @@ class _Callee:
     def _raised(self, order: RunCall, error: BaseException) -> int:
         if isinstance(error, SystemExit):
             return self._exited(order, error)
-        if isinstance(error, BundleError) or self._is_command:  # our frames do not help the user
+        if (
+            isinstance(error, BundleError) or self._is_command
+        ):  # a traceback would show only Windlass's frames
             sys.stderr.write(f"{error}\n")
         else:
             report_uncaught(error, is_last=not self._about.keep)
@@ -209,7 +210,7 @@ class _Callee:
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
     def _exited(self, order: RunCall, error: SystemExit) -> int:
-        """Handle SystemExit as Python does: no code means success, and text is printed and means failure."""
+        """Handle SystemExit as Python does. No code means success. A text is printed and means failure."""
         code = read_exit_code(error)
         if code == 0:
             self._answer(order, payloads.pack(None, name="result"), state=RankState.RETURNED)

@@ -1,8 +1,8 @@
-"""One rank, the process that runs the user's work.
+"""Main program of a rank, the process that runs the user's work.
 
-The environment and the pipes are set before this module runs. User code sees what it would see under
-`python script.py`: its own `__main__`, `sys.argv`, `sys.path` and the main thread. A script, a module or a
-folder runs as Python would run it. The fork server imports this module once. `agent.rank.rank_outcome`
+The environment and the pipes are set before this module runs. User code runs as under `python script.py`,
+with its own `__main__`, `sys.argv`, `sys.path` and the main thread. A script, a module or a folder runs as
+Python would run it. The fork server imports this module once. `agent.rank.rank_outcome`
 reports the outcome, and `agent.rank_process` ends the process.
 """
 
@@ -34,14 +34,14 @@ from windlass.wire.messages.forkserver import CallRankSetup
 if TYPE_CHECKING:
     from windlass.frameworks.framework import Fill
 
-# Loaded before any script runs, so files beside the script never replace them.
+# Python loads these before any script runs, so files next to the script never replace them.
 _LOADED_BY_PYTHON = frozenset(
     {
         *("os", "site", "stat", "posixpath", "genericpath", "_collections_abc", "_sitebuiltins"),
         *("codecs", "encodings", "io", "abc", "zipimport", "__main__"),
     }
 )
-# number of modules at the last check, and the names of ours
+# number of modules at the last check, and the names of those that belong to Windlass
 _noted: tuple[int, list[str]] = (0, [])
 
 
@@ -93,7 +93,7 @@ def run_folder(path: str, argv: list[str]) -> None:
 
 
 def make_main() -> types.ModuleType:
-    """Replace our `__main__` with a new one, as the interpreter would make it."""
+    """Replace Windlass's `__main__` with a new one, like the one that the interpreter creates."""
     main = types.ModuleType("__main__")
     main.__builtins__ = builtins  # type: ignore[attr-defined]
     if sys.version_info < (3, 14):
@@ -103,7 +103,7 @@ def make_main() -> types.ModuleType:
 
 
 def set_argv(argv: list[str]) -> None:
-    """Set `sys.argv` and `sys.orig_argv` as user code should see them."""
+    """Set `sys.argv` and `sys.orig_argv` for user code."""
     sys.argv = argv
     sys.orig_argv = [sys.executable, *argv]
 
@@ -116,7 +116,7 @@ def put_first(folder: str) -> None:
 
 
 def hide_loaded(folder: str) -> None:
-    """Unload modules that only Windlass has loaded and that `folder` also provides, so that those win."""
+    """Unload modules that Windlass has loaded if `folder` provides modules of the same name."""
     try:
         entries = os.listdir(folder)
     except OSError:
@@ -151,7 +151,7 @@ def enter_callee(fd: int, about: CallRankSetup) -> int:
 
 
 def enter_work(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: int) -> int:
-    """Do the work of one rank in a prepared process, forked or spawned. Return the exit code.
+    """Run the work of one rank in a prepared process, forked or spawned. Return the exit code.
 
     Writes the rank's result and waits for its peers. The framework may add arguments to a function call and
     may replace exceptions.
@@ -184,7 +184,7 @@ def enter_work(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: i
 
 
 def _make_call(plan: dict[str, Any], folder: JobFolder, fill: Fill) -> Callable[[], Any]:
-    """Return the function that does the work, with everything of ours that it needs already loaded."""
+    """Return a function that does the work. Loads the modules of Windlass that it needs."""
     work = plan["work"]
     if work["kind"] == "script" and is_folder(Path(plan["cwd"], work["path"])):
         return lambda: run_folder(work["path"], [work["path"], *work["args"]])
@@ -194,7 +194,7 @@ def _make_call(plan: dict[str, Any], folder: JobFolder, fill: Fill) -> Callable[
         return lambda: run_script(path, [work["path"], *work["args"]])
     if work["kind"] == "module":
         return lambda: run_module(work["name"], work["args"])
-    # the bundled version made the payload, so it must read it too
+    # the bundled version created the payload, so it must also read it
     importlib.import_module("cloudpickle")
     payload = folder.payload.read_bytes()
     file = Path(plan["cwd"], work["file"]) if work["file"] else None
@@ -226,7 +226,10 @@ def _import_file(path: Path) -> types.ModuleType:
 
 
 def step_aside(paths: Sequence[str]) -> None:
-    """Give the user's modules precedence: move our archive to the end of the path and unload our modules.
+    """Give the user's modules precedence over Windlass's archive and modules.
+
+    Moves the archive to the end of the path, and unloads all modules of Windlass.
+
 
     `import windlass` in user code then finds the training library if the job carries it, else the installed
     package, else the part in the agent's archive.
@@ -241,7 +244,10 @@ def step_aside(paths: Sequence[str]) -> None:
 
 
 def note_modules() -> None:
-    """Record which modules are ours. Runs in the fork server: a scan in a rank would copy half its memory."""
+    """Record which modules belong to Windlass.
+
+    Runs in the fork server, because a scan in a rank would copy half of its memory.
+    """
     global _noted
     _noted = (0, [])
     _noted = (len(sys.modules), _find_ours())

@@ -1,4 +1,4 @@
-"""Outcome of one rank's work: run it, write the result, notify the agent, and wait for the peers.
+"""Outcome of one rank: run the work, write the result, notify the agent, and wait for the peers.
 
 This module runs in the rank. It treats the user's values and exceptions as the interpreter would, and leaves
 Windlass's own frames out of tracebacks. A process that the user's code forked is not a rank, so it writes no
@@ -38,7 +38,7 @@ from windlass.wire.results import (
 )
 from windlass.wire.states import RankState
 
-# read from a frame, since byte code in an archive keeps the file names it was compiled with
+# read from a code object, because byte code in an archive keeps the file names it was compiled with
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname((lambda: 0).__code__.co_filename)))
 _OURS = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("agent", "wire", "frameworks"))
 _LIBRARIES = tuple(
@@ -69,8 +69,8 @@ def format_error(error: BaseException) -> str:
 def report_uncaught(error: BaseException, *, is_last: bool) -> None:
     """Handle an uncaught exception as Python does: set `sys.last_*`, then call `sys.excepthook`.
 
-    `sys.last_*` is set only if `is_last`. A process that continues must not keep the frames of the exception
-    and what they refer to.
+    `sys.last_*` is set only with `is_last`, because a process that continues must not keep the exception's
+    frames and their objects alive.
     """
     tb = _trim(error.__traceback__)
     error.__traceback__ = tb
@@ -151,11 +151,11 @@ class RankOutcome:
         """
         try:
             value = call()
-        except BaseException as error:  # noqa: BLE001 - anything that the user's code raises is its outcome
+        except BaseException as error:  # noqa: BLE001 - any exception of the user's code is the outcome
             raised = explain(error)
         else:
             return self._returned(value)
-        # outside the except clause, so that an exception in a hook does not get this one as its context
+        # outside the except clause, so that an exception in a hook does not get this exception as its context
         try:
             return self._exited(raised) if isinstance(raised, SystemExit) else self._raised(raised)
         finally:
@@ -172,7 +172,7 @@ class RankOutcome:
                 rank_reports.send(sender, self._agent, records.to_json(message.to_header()))
 
     def wait_for_peers(self, limit_s: float) -> None:
-        """Keep this process and its connections until the agent reports that all ranks are done."""
+        """Keep this process and its connections open until the agent reports that all ranks are done."""
         if self._release is not None:
             self._release.wait(limit_s)
 
@@ -189,7 +189,7 @@ class RankOutcome:
             text, is_json, plain = describe_value(value)
             self._write(payload, state=RankState.RETURNED, repr=text, is_json=is_json, json=plain)
         except OSError as error:
-            if not self._owes_result:  # a full disk does not make a successful script fail
+            if not self._owes_result:  # a full disk must not make a successful script fail
                 return self._done()
             what = f"cannot write the result of {len(payload)} bytes: {error.strerror}"
             return self._raised(OSError(error.errno, what, str(self._path)))
@@ -233,7 +233,7 @@ class RankOutcome:
         with contextlib.suppress(OSError):  # the agent is notified even if the disk is full
             write_result(self._path, header, payload)
         self._expect_release()
-        # last, because the agent may stop this rank from here on
+        # last, because the agent may stop this rank as soon as it gets the report
         self._notify(RankRaised(**self._identity, at_s=time.time(), header=header))
 
     def _write(self, payload: bytes, **fields: Any) -> None:
@@ -252,7 +252,7 @@ class RankOutcome:
 
 
 def read_exit_code(error: SystemExit) -> int:
-    """Return the exit code of a process that raised this, as Python and the system define it."""
+    """Return the exit code of a process that raises this exception, as Python and the system define it."""
     if error.code is None:
         return 0
     return error.code & 0xFF if isinstance(error.code, int) else 1

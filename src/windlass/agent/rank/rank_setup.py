@@ -1,8 +1,8 @@
-"""Preparation of a rank before a command or Python code: the image's steps, and our package on the path.
+"""Preparation of a rank before its work: the image's steps, and Windlass on the path of commands.
 
 It runs in the rank itself, so the output of the steps is in the rank's log, and a failed step fails the rank.
-Ranks of one node wait for each other. A command runs in its own interpreter, which imports the installed
-`windlass` if there is one, else the archive's.
+Ranks of one node wait for each other. A command may start its own interpreter, which imports the installed
+`windlass`, or that of the archive if none is installed.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def run_command(argv: list[str], job: JobFolder, *, rank: int, attempt: int) -> 
 
 
 def run_prelude(job: JobFolder, *, rank: int, attempt: int) -> list[str]:
-    """Run the steps that this node has not run yet. Return the import paths of what they installed.
+    """Run the steps that this node has not run yet. Return the import paths of the installed packages.
 
-    Commands find it through `PYTHONPATH` and `PATH`.
+    Commands find the packages through `PYTHONPATH` and `PATH`.
     """
     steps = [read_step(one) for one in json.loads(os.environ.get(names.STEPS) or "[]")]
     if not steps:
@@ -76,7 +76,7 @@ def run_prelude(job: JobFolder, *, rank: int, attempt: int) -> list[str]:
 
 
 def _leave_error(path: Path, error: Exception, *, rank: int, attempt: int) -> None:
-    """Write the result of a rank whose step failed, so its command never ran."""
+    """Write the result of a rank whose work never ran because a step failed."""
     from windlass.agent.rank.rank_outcome import make_error
     from windlass.wire.results import ResultHeader, write_result
 
@@ -99,14 +99,13 @@ def _say(line: str) -> None:
 
 
 def lend_package(folder: Path) -> None:
-    """Make `import windlass` work in this process after its exec."""
+    """Make `import windlass` work in the command that replaces this process."""
     archive = os.path.abspath(sys.argv[0])
     package = folder / "windlass"
     make_own(package, below=folder.parent)
     beside = package / f"{os.getpid()}.tmp"
     beside.write_text(_PACKAGE.format(archive=archive, folder=str(folder)))
-    beside.rename(
-        package / "__init__.py"
-    )  # atomic, because ranks of one node may do this at the same time
+    # atomic, because ranks of one node may do this at the same time
+    beside.rename(package / "__init__.py")
     paths = [os.environ.get("PYTHONPATH", ""), os.environ.get(names.TRAIN, ""), str(folder)]
     os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in paths if entry)

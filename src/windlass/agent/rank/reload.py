@@ -2,8 +2,7 @@
 
 Python accepts byte code if the size and the modification time, in seconds, of its source match. An edit and a
 call may happen within one second. Byte code of project files is therefore used only if it is newer than its
-source.
-Modules outside the project are imported as usual.
+source. Modules outside the project are imported as usual.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 _Stamp = tuple[int, int]
-_loaded: dict[str, _Stamp] = {}  # stamps of the project's files when they were loaded
+_loaded: dict[str, _Stamp] = {}  # stamp of each project file when it was loaded
 _files: dict[str, str] = {}  # the file of each module
 
 
 class FreshLoader(importlib.machinery.SourceFileLoader):
-    """Loader that never uses stale byte code."""
+    """Source file loader that never uses stale byte code."""
 
     def get_code(self, fullname: str) -> types.CodeType | None:
         path = _files[fullname] = self.get_filename(fullname)
@@ -68,20 +67,20 @@ def import_freshly(roots: Iterable[str]) -> None:
 
 
 class Reloader:
-    """Reloader of changed modules, in place, for ranks that are kept."""
+    """Reloader of changed modules in ranks that are kept."""
 
     def __init__(self, root: str) -> None:
         roots = {os.path.abspath(root), os.path.realpath(root)} if root else set()
         self._prefixes = tuple(os.path.join(each, "") for each in roots)
-        self._linked: list[str] = []  # files in the project that link to files outside.
-        self._num_looked = 0  # number of module files checked for that
+        self._linked: list[str] = []  # files in the project that link to files outside it
+        self._num_looked = 0  # number of module files checked for such links
         self.is_broken = False  # a reload failed halfway
         self._order: dict[str, int] = {}  # module order of the last reload that started
 
     def reload(self) -> list[str]:
         """Reload all loaded modules of the project if any of them changed. Return their names.
 
-        All are reloaded, because a module that imported a name from a changed one still holds the old object.
+        All are reloaded, because a module that imported a name from a changed module keeps the old object.
         Python keeps modules in the order in which they finished loading, so imported modules come first.
         Modules whose files were deleted are removed from `sys.modules`, and code that still imports one finds
         it elsewhere or fails.
@@ -91,7 +90,7 @@ class Reloader:
             return []
         if self.is_broken:  # a partial reload has changed Python's order
             own.sort(key=lambda one: self._order.get(one[0], -1))
-        self.is_broken = True  # until all of it has been reloaded
+        self.is_broken = True  # until all modules have been reloaded
         self._order = {name: at for at, (name, _) in enumerate(own)}
         _forget_listings()
         for name, path in own:
@@ -116,7 +115,7 @@ class Reloader:
         return path.startswith(self._prefixes) or os.path.realpath(path).startswith(self._prefixes)
 
     def has_linked_edits(self) -> bool:
-        """Return whether a loaded file that links outside the project changed. Such files are not watched."""
+        """Return whether a loaded file that links outside the project changed. The client cannot watch it."""
         if len(_files) != self._num_looked:
             self._num_looked = len(_files)
             self._linked = [
@@ -129,7 +128,7 @@ class Reloader:
 
 
 def _forget_listings() -> None:
-    """Make Python list folders again, but not archives, which are slow to list and do not change."""
+    """Clear Python's cached listings of folders, but not of archives, which are slow and do not change."""
     for finder in list(sys.path_importer_cache.values()):
         if isinstance(finder, importlib.machinery.FileFinder):
             finder.invalidate_caches()

@@ -58,7 +58,7 @@ _ABANDONED_S = 10.0
 
 
 class CallLead:
-    """Lead of one compute, from the first node that joins until a client ends it or it is inactive.
+    """Lead of one compute, from the first node that joins until a client ends it or it times out.
 
     `projects` are those of node 0. With `keeps_logs`, the lead stores the logs of other nodes, because
     they do not share its folder.
@@ -140,7 +140,7 @@ class CallLead:
 
     @property
     def plan(self) -> Plan:
-        """Plan with the nodes expected now."""
+        """Plan with the currently expected nodes."""
         return self.nodes.plan
 
     @property
@@ -190,11 +190,11 @@ class CallLead:
             call.end()
 
     async def leave(self) -> None:
-        """Do nothing. When this node stops, its calls are lost and nodes end their ranks."""
+        """Do nothing. When this node stops, its calls are lost, and the other nodes end their ranks."""
 
     @property
     def has_lost_nodes(self) -> bool:
-        """False, because calls can run on any nodes and a later lead needs no farewell."""
+        """False, because a later lead can run calls on any nodes and needs no report from this one."""
         return False
 
     # -- nodes ---------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class CallLead:
         self._clusters.lose_node(index)
 
     def _lose_cluster(self, cluster: Cluster, kind: FailureKind, what: str, node: int) -> None:
-        """Give up the worlds that used a lost cluster, and the call that runs on one."""
+        """Mark the worlds that used a lost cluster as dead, and fail the call that runs on one of them."""
         for world in self.worlds.all():
             if world.meeting is cluster:
                 world.is_alive = False
@@ -241,7 +241,7 @@ class CallLead:
         self.nodes.part(seat)
 
     def scale(self, num_nodes: int) -> None:
-        """Set the number of nodes. Pods are not ended here, because their creator does that."""
+        """Set the number of nodes. Does not end pods, because their creator does that."""
         self.pool.scale(num_nodes, ends_others=not self._keeps_logs)
 
     # -- calls ---------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ class CallLead:
                 call.send_answer(listener, item)
 
     async def _keep_pace(self, call: Call) -> None:
-        """Resume a stream once all its readers have caught up, because unread items are held here."""
+        """Resume a stream once all its readers have caught up, because the lead buffers unread items."""
         for listener in list(call.listeners):
             await listener.catch_up()
         world = self._runner.world_of(call)
@@ -342,7 +342,7 @@ class CallLead:
 
     def _take_log(self, index: int, message: RankPrinted, body: bytes) -> None:
         call = self.queue.current
-        is_live = call is not None and not call.is_final  # then clients expect other replies
+        is_live = call is not None and not call.is_final  # an ended call sends no more output
         if call is not None and is_live and message.call in ("", call.id):
             call.send(CallPrinted(id=call.id, rank=message.rank), body)
         if message.rank < 0:
@@ -355,7 +355,7 @@ class CallLead:
             keep_log(self._status_writer.folder, message.world, message.rank, body)
 
     def _take_end(self, _index: int, message: RankEnded, _body: bytes) -> None:
-        """Record that a rank's process ended before it answered, or while it was kept."""
+        """Record that a rank's process ended before it answered a call, or between calls."""
         self.worlds.lose_rank(message.outcome.attempt)
         if (call := self.queue.current) is not None:
             call.lose_rank(message.outcome, given=message.given, answered=message.answered)

@@ -1,9 +1,9 @@
-"""Calls of a compute: the queue, the history of recent calls, and the inactivity timer.
+"""Calls of a compute: their queue, the history of recent calls, and the inactivity timer.
 
 Recent calls are kept so that a client that reconnects can ask for their results. For older calls only a
 hash of the ID is kept. A call that ran is therefore never reported as unknown.
 
-Sends no orders. `agent.lead.calls.call_lead` decides what to do with the call whose turn it is.
+This module sends no orders. `agent.lead.calls.call_lead` decides what to do with the call whose turn it is.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class CallHistory:
         return self._calls[call_id]
 
     def forget(self, call: Call) -> None:
-        """Remove a call without a trace, as if it had not arrived."""
+        """Remove a call as if it had never arrived."""
         self._calls.pop(call.id, None)
 
     def get(self, call_id: str) -> Call | None:
@@ -120,8 +120,8 @@ class CallHistory:
     def has_forgotten(self, call_id: str, *, since: int | None = None) -> bool:
         """Return whether a call was here but is no longer kept.
 
-        `since` is the number of calls taken before this one could arrive. The result is also True if hashes
-        of later calls are lost. Otherwise the client would repeat the call and it would run twice.
+        `since` is the number of calls accepted before this one could arrive. The result is also True if the
+        hashes of later calls were dropped. Otherwise the client could repeat a call that has already run.
         """
         mark = hash(call_id)
         is_uncertain = since is not None and since < self._lost_until
@@ -198,7 +198,7 @@ class Inactivity:
         self.check()
 
     def check(self) -> None:
-        """Call `end` if the time limit has passed. Otherwise check again when it can have passed."""
+        """Call `end` if the time limit has passed. Otherwise schedule the next check."""
         if self.ttl_s is None:
             return
         idle_s = self._idle_s()

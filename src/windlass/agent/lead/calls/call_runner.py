@@ -1,6 +1,6 @@
-"""Runs one call on the ranks of a world, from the choice of the world until its ranks are gone.
+"""Runner of one call on the ranks of a world, from the choice of the world until its ranks are gone.
 
-Waits for what the call needs and for the answers of its ranks. `agent.lead.calls.call_lead` decides whose
+It waits for what the call needs and for the answers of its ranks. `agent.lead.calls.call_lead` decides whose
 turn it is and processes messages.
 """
 
@@ -49,7 +49,7 @@ class CallRunner:
         self._lose = lose
 
     async def run(self, call: Call) -> None:
-        """Run the whole call, and run it a second time if its ranks were gone before it reached them."""
+        """Run a call. Run it a second time if its ranks were gone before it reached them."""
         try:
             await self._run_once(call)
             if not call.is_final:
@@ -97,7 +97,7 @@ class CallRunner:
             return None
 
     def _send_back(self, call: Call) -> None:
-        """Ask the client to repeat the call with the object's constructor. Fail a call without listeners."""
+        """Ask the client to repeat the call with the object's constructor. Fail the call if no client can."""
         if not call.listeners or call.asked.detach:  # listeners of a detached call cannot repeat it
             why = f"the object of {call.asked.name} is gone with the processes that held it"
             kind = FailureKind.START_FAILED
@@ -105,7 +105,7 @@ class CallRunner:
             return
         call.send(CallAgain(id=call.id, make=True, has=call.asked.project.digest))
         self._history.forget(call)
-        call.state = CallState.CANCELLED  # only in this lead, because the client repeats the call
+        call.state = CallState.CANCELLED  # in this lead only, because the client repeats the call
 
     def world_of(self, call: Call) -> World | None:
         """Return the world that runs a call, if any."""

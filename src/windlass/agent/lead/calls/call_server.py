@@ -1,6 +1,6 @@
 """Server for the clients of a compute: turns their messages into calls and answers their requests.
 
-Keeps what a client sends ahead of a call on the same connection: parts of its payload, changed code, and
+It keeps what a client sends before a call on the same connection: parts of its payload, changed code, and
 the constructor of an object. `agent.lead.calls.call_lead` decides when and where a call runs.
 """
 
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Peer:
-    """Data that a peer has sent ahead on its connection."""
+    """Data that a peer has sent before the calls that use it."""
 
     parts: PartStore
     sync: tuple[SyncCode, bytes] | None = None
@@ -131,7 +131,7 @@ class CallServer:
         return True
 
     def with_file(self, link: Link, message: Message) -> Message:
-        """Return a node's message with the file of the payload that was sent ahead of it."""
+        """Return a node's message with the file of the payload that arrived before it."""
         return self._peer(link).parts.with_file(message)
 
     def _peer(self, link: Link) -> _Peer:
@@ -143,7 +143,7 @@ class CallServer:
     # -- calls ---------------------------------------------------------------------------------
 
     def _take_sync(self, link: Link, message: SyncCode, body: bytes) -> None:
-        """Keep changed code for the next call. That call reports code that does not fit."""
+        """Keep changed code for the next call, which is rejected if the code does not match."""
         if message.base in (self._expected(message.project), EMPTY.digest):
             self._peer(link).sync = (message, body)
 
@@ -187,7 +187,7 @@ class CallServer:
         if sync is not None and not (
             sync[0].project == key and sync[0].base in (here, EMPTY.digest)
         ):
-            sync = None  # for another project, or other changes were made since
+            sync = None  # for another project, or the project has changed since
         if digest and digest != (here if sync is None else sync[0].digest):
             link.send(CallAgain(id=call_id, has=here))
             return

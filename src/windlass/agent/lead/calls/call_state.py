@@ -1,7 +1,7 @@
 """State of one call in the lead: the request, its listeners, the answers of ranks, and the verdict.
 
-Also builds the status of a call, in the form of a job status, and reads the output of its ranks. Sends no
-orders. `agent.lead.calls.call_queue` decides which calls are kept, and for how long.
+This module also builds the status of a call, in the form of a job status, and reads the output of its ranks.
+It sends no orders. `agent.lead.calls.call_queue` decides which calls are kept, and for how long.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ class Call:
     # small answers, sent together at the end
     unsent: list[RankAnswer[CallAnswer]] = field(default_factory=list)
     verdict: Verdict | None = None
-    is_wait_reported: bool = False  # if so, its start is reported, too
+    is_wait_reported: bool = False  # clients know that it waits, so its start is reported too
     stop: Verdict | None = None  # set when it is cancelled or times out
-    stop_signal: int = signal.SIGTERM  # signal that its ranks get then
+    stop_signal: int = signal.SIGTERM  # signal for its ranks when it is stopped
     listeners: list[CallListener] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None  # for its time limit
@@ -155,10 +155,10 @@ class Call:
         self.attempt = Attempt(number, world)
 
     def may_start_again(self, world: World) -> bool:
-        """Return whether all its ranks were gone before the call reached them and can be replaced.
+        """Return whether all ranks were gone before the call reached them, and can be replaced.
 
-        Ranks forked for this call are not replaced, because new ones would do no better. Neither are ranks
-        that held an object if the call is detached, because only its client could recreate the object.
+        Ranks forked for this call are not replaced, because new ones would fail in the same way. Ranks that
+        held an object are not replaced for a detached call, because only a client could recreate the object.
         """
         is_unseen = self.attempt is not None and len(self.unreached) == self.attempt.num_ranks
         can_make = not world.instance or not self.asked.detach
@@ -207,9 +207,9 @@ class Call:
     def lose_rank(self, outcome: Outcome, *, given: str, answered: str) -> None:
         """Record the loss of a rank's process.
 
-        `given` is the last call that the rank got, and `answered` the last one it answered. The loss counts
-        if this call runs on the rank's world and the rank has not answered it. It also counts if the rank
-        was gone before the call arrived, because its node did not know of the call then.
+        `given` is the last call that the rank received, and `answered` the last one that it answered. The
+        loss counts if this call runs on the rank's world and the rank has not answered it. That includes a
+        rank that was gone before the call arrived.
         """
         attempt = self.attempt
         if attempt is None or outcome.attempt != attempt.number or answered == self.id:
@@ -225,7 +225,7 @@ class Call:
                 self.add(outcome)
 
     def end(self) -> None:
-        """Stop the wait for answers, because the call is complete or has to stop."""
+        """End the wait for answers, because the call is complete or must stop."""
         self.over.set()
         if self.on_trouble is not None and not self.has_returned:
             self.on_trouble(self)
@@ -342,7 +342,7 @@ def read_call_logs(
 ) -> tuple[list[tuple[int, int, int]], bytes]:
     """Return the unread log lines of all ranks.
 
-    The first part of the result lists rank, node and length, and the second part is the joined bytes.
+    The result is a list of (rank, node, length) and the concatenated bytes.
     """
     if call.attempt is None:
         return [], b""

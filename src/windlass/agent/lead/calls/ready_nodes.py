@@ -1,7 +1,7 @@
-"""Prepares nodes for a call: waits for them, sends them the call's code, and sets them up.
+"""Preparation of nodes for a call: wait for them, send them the call's code, and set them up.
 
-Also waits until no unreachable node may still run ranks. If a call cannot start, raises exceptions that
-the lead handles. `agent.lead.calls.world_pool` decides which ranks run the call.
+A call also waits until no unreachable node can still run ranks. If a call cannot start, this module raises an
+exception that the lead handles. `agent.lead.calls.world_pool` decides which ranks run the call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class MustMake(Exception):
-    """Raised if the object of a call is gone. Only its client can recreate it."""
+    """Raised if the object of a call no longer exists. Only the client can recreate it."""
 
 
 class NotReady(Exception):
@@ -50,7 +50,7 @@ class NotSetUp(NotReady):
 
 
 class ReadyNodes:
-    """Readiness of nodes for calls. `setup` returns the set-up that nodes need now."""
+    """Preparation of nodes for calls. `setup` returns the set-up that nodes currently need."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ReadyNodes:
         self._changed = changed
         self._projects = projects
         self._setup = setup
-        self._given_up: set[int] = set()  # nodes that a call started without
+        self._given_up: set[int] = set()  # missing nodes that calls no longer wait for
         self.handlers: Handlers = {CodeSynced: self._take_synced, NodeSetUp: self._take_set_up}
 
     def is_up_to_date(self, index: int, asked: CallProfile) -> bool:
@@ -77,7 +77,7 @@ class ReadyNodes:
     # -- joining ------------------------------------------------------------------------------
 
     async def wait_for(self, call: Call, indexes: Sequence[int]) -> None:
-        """Wait until these nodes have joined and no unreachable node can have ranks of an earlier call."""
+        """Wait until these nodes have joined and no unreachable node can still run ranks of earlier calls."""
         await self._wait_for_nodes(call, indexes)
         one_world = self._nodes.one_world
         if unseen := one_world.unseen():
@@ -88,7 +88,7 @@ class ReadyNodes:
             )
 
     async def _wait_for_nodes(self, call: Call, indexes: Sequence[int]) -> None:
-        """Wait for all nodes. If fewer are enough, wait for the others once, for a limited time."""
+        """Wait for all nodes. If fewer are enough, wait for the others only once and for a limited time."""
         asked, limit_s = call.asked.world, call.asked.launch_timeout_s
         self._given_up &= set(self._nodes.missing(self._given_up))
         if not set(self._nodes.missing(indexes)) - self._given_up:
@@ -124,7 +124,7 @@ class ReadyNodes:
     # -- code ----------------------------------------------------------------------------------
 
     def sync(self, call: Call, indexes: Sequence[int]) -> None:
-        """Send each node the code it lacks. Later messages on the same connection can rely on it."""
+        """Send each node the code it lacks. Messages sent later on the same connection can rely on it."""
         key, digest = call.asked.project.key, call.asked.project.digest
         if not digest or self._projects is None:
             return
@@ -163,7 +163,7 @@ class ReadyNodes:
     # -- set-up --------------------------------------------------------------------------------
 
     async def set_up(self, call: Call, indexes: Sequence[int], before: Callable[[], None]) -> None:
-        """Set up the nodes that need it. Calls `before`, which gives up all ranks, before the first one."""
+        """Set up the nodes that need it. If any does, call `before` first, which gives up all ranks."""
         wanted = self._setup().digest
         todo = [index for index in indexes if self._lacks_setup(index)]
         if not todo:

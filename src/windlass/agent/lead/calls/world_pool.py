@@ -1,8 +1,8 @@
-"""Pool of the worlds of a compute that wait for calls: those kept in slots, and a spare one.
+"""Pool of the worlds of a compute that wait for calls: worlds kept in slots, and a spare one.
 
-Creates, keeps and ends worlds. The shape of a world is everything that its ranks were forked with. Worlds
-of the same shape are interchangeable. `agent.lead.calls.call_lead` decides which call runs on which world,
-and when.
+The pool creates, keeps and ends worlds. The shape of a world is everything that its ranks were forked with.
+Worlds of the same shape are interchangeable. `agent.lead.calls.call_lead` decides which call runs on which
+world, and when.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from windlass.wire.messages.computes import ForkWorld, RunCall
 from windlass.wire.messages.forkserver import CallRankSetup
 from windlass.wire.messages.jobs import EndAgent
 
-CLEAR_MARGIN_S = 5.0  # for ranks to be gone after their grace
+CLEAR_MARGIN_S = 5.0  # time for ranks to exit after their grace period
 _STORE_S = 30.0
 
 
@@ -61,7 +61,7 @@ class WorldPool:
         self._clusters = clusters
         self._changed = changed
         self._status_writer = status_writer
-        self._first_nodes = nodes.plan.nodes  # as in the plan file
+        self._first_nodes = nodes.plan.nodes  # the nodes in the plan file
         self._slots: dict[str, World] = {}
         self._spare: World | None = None
         self._numbers = itertools.count()  # of worlds and of stores
@@ -83,7 +83,7 @@ class WorldPool:
     # -- finding a world -----------------------------------------------------------------------
 
     def find(self, call: Call) -> World | None:
-        """Return a world that can take this call immediately, or None."""
+        """Return a world that can run this call immediately, or None."""
         asked = call.asked
         world = self._slots.get(asked.slot) if asked.slot else self._spare
         if world is None or not world.is_alive or world.shape != call.shape:
@@ -139,7 +139,7 @@ class WorldPool:
         return len(self._plan_world(call).nodes) > len(world.nodes)
 
     def _plan_world(self, call: Call) -> Plan:
-        """Return the plan of a call: with all requested nodes, or with those that have joined if enough."""
+        """Return the plan of a call: all requested nodes, or those that have joined if fewer are enough."""
         asked = call.asked.world
         here = None
         if asked.min_nodes < asked.nodes:
@@ -150,7 +150,7 @@ class WorldPool:
     # -- meeting points -----------------------------------------------------------------------
 
     def meet(self, world: World) -> dict[str, str]:
-        """Return the variables by which the ranks of a world find each other."""
+        """Return the rendezvous variables of a world's ranks."""
         if world.meeting is None:
             return {}
         first = self._nodes.get(world.nodes[0])
@@ -284,7 +284,7 @@ class WorldPool:
     # -- ending worlds ------------------------------------------------------------------------
 
     def dismiss(self, world: World, *, now: bool, signum: int | None = None) -> None:
-        """End a world's ranks. Ranks that work get `signum`."""
+        """End a world's ranks. Busy ranks get `signum`."""
         if isinstance(world.meeting, Store):
             self._stores.leave(world.meeting)
         world.meeting = None

@@ -1,8 +1,8 @@
 """Lead of a job: part of node 0's agent that decides when attempts start, end and are retried.
 
-It gets reports about ranks from all nodes, including its own. It sends orders to nodes and writes the job
-status. After the ranks have ended, it waits for the logs and results that nodes still have to send, and
-reports missing results. Nodes manage processes, and `agent.lead.lead_server` handles connections.
+It receives reports about ranks from all nodes, including its own. It sends orders to nodes and writes the
+job status. After the ranks have ended, it waits for the remaining logs and results, and reports missing
+results. Nodes manage processes, and `agent.lead.lead_server` handles connections.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from windlass.agent.link.payload_parts import Ship
 
 logger = logging.getLogger(__name__)
-_STALL_S = 60.0  # how long nodes may send nothing
+_STALL_S = 60.0  # stop waiting for files after this long without data
 
 
 class OwedResults:
-    """Nodes that were asked for the files of their ranks, and those that have sent all of them."""
+    """Files of ranks that the lead has requested from nodes, and the nodes that have sent all of them."""
 
     def __init__(self, nodes: NodeTable, changed: Changes, status_writer: StatusWriter) -> None:
         self._nodes = nodes
@@ -56,7 +56,7 @@ class OwedResults:
         self._status_writer = status_writer
         self._asked: dict[int, JoinedNode] = {}
         self._flushed: set[int] = set()
-        self._num_pieces = 0  # of files that nodes have sent
+        self._num_pieces = 0  # number of file pieces received
         self.handlers: Handlers = {FilesFlushed: self._take_flushed, FilePiece: self._count_piece}
 
     async def collect(self, attempt: Attempt, *, is_complete: bool) -> None:
@@ -81,7 +81,7 @@ class OwedResults:
         self._report_missing({i: r for i, r in self._find_owing(attempt).items() if i in owing})
 
     def _ask_joined(self) -> None:
-        for index in self._nodes.here():  # including nodes that have just come back
+        for index in self._nodes.here():  # including nodes that have just reconnected
             if self._asked.get(index) is not self._nodes[index]:
                 self._asked[index] = self._nodes[index]
                 self._flushed.discard(index)
@@ -120,7 +120,7 @@ def render_missing(node: str, ranks: list[int], why: str) -> str:
     return f"the result of {which} is missing: {node} {why} before sending it"
 
 
-_SETTLE_LOST_S = 6.0  # time until a silent node is reported as lost
+_SETTLE_LOST_S = 6.0  # longest time until a silent node counts as lost
 _STOP_MARGIN_S = 5.0
 
 
@@ -178,7 +178,7 @@ class JobLead:
     def join(
         self, index: int, send: SendBody, about: JoinLead, *, ship: Ship | None = None
     ) -> None:
-        """Add a node that has joined, with its knowledge of the previous lead."""
+        """Add a node that has joined, with the state that it kept of the previous lead."""
         self.nodes.join(index, send, about, ship)
         if self.budget.hear(about.memory) and about.memory and about.lost_lead:
             self.nodes.one_world.hear_of_lost_lead(about.memory, about.lost_lead)
@@ -203,7 +203,7 @@ class JobLead:
         self._changed.set()
 
     def lose(self, index: int, why: str = "", *, parting: Parting = Parting.CLOSED) -> None:
-        """Record the loss of a node. If it was cut off, its ranks may still run, or this node is isolated."""
+        """Record the loss of a node. If it was cut off, its ranks may still run."""
         node = self._worlds.lose(index, why, parting)
         if node is not None:
             is_cut = parting is Parting.CUT and self._world.is_cut
@@ -213,7 +213,7 @@ class JobLead:
             self._clusters.lose_node(index)
 
     def part(self, index: int) -> None:
-        """Record that a leaving node's ranks are dead, so that a later lead does not wait for it."""
+        """Record that a leaving node's ranks are dead, so that a later lead does not wait for the node."""
         self.lose(index)
         self._forget_gone()
 
@@ -234,7 +234,7 @@ class JobLead:
     def end(
         self, kind: FailureKind, message: str, *, now: bool = False, signum: int = signal.SIGTERM
     ) -> None:
-        """Request the end, with `signum` for the ranks. Another request with `now` ends them immediately."""
+        """Request the end, with `signum` for the ranks. A second one with `now` kills them immediately."""
         attempt = max(0, self.attempt.number)
         verdict = make_job_verdict(self._plan, kind, message, at_s=time.time(), attempt=attempt)
         is_hurried = self.stop.ask(verdict, now=now, signum=signum)
@@ -291,7 +291,7 @@ class JobLead:
         return True
 
     async def leave(self) -> None:
-        """End the attempt on all nodes while they are still connected, then leave permanently."""
+        """End the attempt on all nodes while they are still connected, then record this node as gone."""
         if self.attempt.number < 0:
             return
         self._worlds.end(self._world, now=False, signum=self.stop.signal)
@@ -331,7 +331,7 @@ class JobLead:
             if isinstance(meeting, Store):
                 self._stores.leave(meeting)
             self._stores.drop_all()
-            # nodes that joined while ranks were ending may still join the old cluster
+            # nodes that join while ranks are ending may still be joining the old cluster
             self._clusters.drop_all(close=attempt.has_failure)
 
     def _start_ranks(self, number: int, meeting: MeetingPoint) -> None:
@@ -378,7 +378,7 @@ class JobLead:
         attempt.break_off(verdict)
 
     async def _meet(self, attempt: Attempt) -> MeetingPoint:
-        """Return the meeting point: a cluster, a store on node 0, or a port at which rank 0 opens a store."""
+        """Return the rendezvous: a cluster, a store on node 0, or a port at which rank 0 opens a store."""
         framework = self._plan.framework
         loaded = load_framework(framework)
         if loaded.cluster is not None:
@@ -417,7 +417,7 @@ class JobLead:
         self.end(FailureKind.TIMEOUT, f"the job was not done after its time limit of {limit}")
 
     async def _stop_attempt(self, attempt: Attempt) -> Verdict:
-        """End the attempt on all nodes. The final verdict is written before the slowest rank has ended."""
+        """End the attempt on all nodes. Writes a final verdict before the slowest rank has ended."""
         world = self._world
         why = self.stop.verdict.message if self.stop.verdict else "a rank failed"
         self._status_writer.set_phase(Phase.STOPPING, self._make_verdict(attempt).reason, why)
@@ -433,7 +433,7 @@ class JobLead:
         if not await self._changed.until(lambda: world.is_cleared, timeout_s=limit_s):
             for index in set(world.nodes) - world.cleared:
                 self.lose(index, "it did not stop its ranks", parting=Parting.CUT)
-        # the same verdict, but the ends of the other ranks are known now
+        # same cause, but now with the outcomes of the other ranks
         last = self._make_verdict(attempt)
         return last if verdict.rank in (None, last.rank) else verdict
 
@@ -451,9 +451,9 @@ class JobLead:
         return verdict
 
     def _take_cleared(self, index: int, message: WorldCleared, _body: bytes) -> None:
-        """Record that a node has no ranks left, but only while the world is ending.
+        """Record that a node has no ranks left. Ignored until the world is ending.
 
-        Until then, a cut-off node counts as running ranks, even if its ranks have exited.
+        Until then, a node that is cut off counts as running ranks, even if they have exited.
         """
         if self._world.is_ending:
             self._worlds.take_cleared(index, message)

@@ -1,4 +1,4 @@
-"""Conditions for the next attempt of a job: its budgets, and enough nodes.
+"""Conditions for the next attempt of a job: remaining budget and enough nodes.
 
 `Budget` counts attempts and failures. `Gathering` waits for nodes, reports what it waits for, and returns
 a verdict if there will never be enough. `agent.lead.jobs.job_lead` starts and ends attempts.
@@ -50,7 +50,7 @@ class Budget:
         return max((self.memory, *self.reported), key=lambda memory: memory.attempt)
 
     def take_over(self) -> bool:
-        """Continue from another lead. Return False if there was none, or none that got further."""
+        """Continue from another lead. Return False unless another lead got further than this one."""
         known = self.recall()
         self.reported.clear()
         if known.attempt < 0 or known is self.memory:
@@ -96,8 +96,8 @@ class Budget:
     def left_s(self) -> float | None:
         """Return the remaining seconds of the job's time limit, or None without a limit.
 
-        Leads on different machines share the wall clock only. Each counts by its monotonic clock from the
-        moment when it learns of the deadline.
+        Leads on different machines share only the wall clock. From the moment a lead learns of the deadline,
+        it measures the remaining time with its monotonic clock.
         """
         at_s = self.memory.deadline_at_s
         if at_s is None:
@@ -108,7 +108,7 @@ class Budget:
 
 
 class Gathering:
-    """Wait for enough nodes before each attempt. Calls `end_for_time` when the job's time limit is over."""
+    """Wait for enough nodes before each attempt. Calls `end_for_time` after the job's time limit."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Gathering:
         return bool(self._nodes.lost) and self._plan.node_restarts == 0
 
     def _may_start(self) -> bool:
-        """Return whether no other world of this job can exist. If one might, report why in the status."""
+        """Return whether no other world of this job can exist. Otherwise report why in the status."""
         obstacle = self._find_obstacle()
         message = f"{obstacle}. The job ends if this lasts for {self._plan.join_timeout_s:g} s"
         if obstacle and self._status_writer.status.conditions[-1].message != message:
