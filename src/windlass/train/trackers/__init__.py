@@ -1,4 +1,4 @@
-"""Trackers of a run's metrics: `make_trackers("mlflow,tensorboard", folder=..., run=...)`, and always JSONL.
+"""Trackers of a run's metrics: JSONL always, and others with `make_trackers("mlflow,tensorboard", ...)`.
 
 These are the public names of this folder. Importing it imports no tracker's library.
 """

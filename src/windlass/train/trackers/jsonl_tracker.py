@@ -21,7 +21,7 @@ from windlass.train.trackers.tracker import flatten
 
 
 class JsonlTracker:
-    """Tracker that writes this attempt's lines, with all pending ones in one write."""
+    """Tracker that writes this attempt's lines, all pending ones at once."""
 
     name = "jsonl"
     is_file = True
@@ -58,7 +58,7 @@ class JsonlTracker:
     def close(self, *, ok: bool = True) -> None:
         if self._file is None:
             return
-        if not self._is_ended:  # a retry only writes the rest
+        if not self._is_ended:  # a retry only writes the remaining data
             self._add("end", time.time(), ok=ok)
             self._is_ended = True
         self.flush()

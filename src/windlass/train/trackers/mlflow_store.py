@@ -1,6 +1,6 @@
 """Stores of the MLflow tracker's runs: a server by its REST interface, or a database by the `mlflow` library.
 
-A server needs only the standard library, so an image needs no `mlflow`. The module makes six calls of the
+A server needs only the standard library, so an image needs no `mlflow`. The module makes seven calls of the
 documented interface (api/2.0/mlflow). It reads addresses and keys from the same variables as MLflow's client:
 MLFLOW_TRACKING_USERNAME and _PASSWORD, MLFLOW_TRACKING_TOKEN, MLFLOW_TRACKING_INSECURE_TLS and
 _SERVER_CERT_PATH.
@@ -28,9 +28,9 @@ from windlass.errors import EngineError
 
 _TIMEOUT_S = 20.0
 _POINTS_AT_ONCE = 25_000  # of a history, which is MLflow's limit
-_TRY_AGAIN = frozenset({408, 425, 429})
+_RETRIED_CODES = frozenset({408, 425, 429})
 _MISSING = "RESOURCE_DOES_NOT_EXIST"
-_THERE_ALREADY = "RESOURCE_ALREADY_EXISTS"
+_EXISTS = "RESOURCE_ALREADY_EXISTS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class MlflowBatch:
 
 
 class MlflowStore(Protocol):
-    """Store of runs by id. A run that no longer exists is None, not an error."""
+    """Store of runs by id. `read_params` returns None for a run that no longer exists."""
 
     def create_run(self, experiment: str, *, name: str, tags: Mapping[str, str]) -> str: ...
 
@@ -224,12 +224,12 @@ class RestStore:
         try:
             return str(self._call("experiments/create", {"name": name})["experiment_id"])
         except MlflowRefused as error:  # another run created it first
-            if error.code != _THERE_ALREADY:
+            if error.code != _EXISTS:
                 raise
         return str(self._call(by_name)["experiment"]["experiment_id"])
 
     def _call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        request = urllib.request.Request(  # noqa: S310  # http or https: read_tracking_uri saw to it
+        request = urllib.request.Request(  # noqa: S310  # read_tracking_uri ensures http or https
             f"{self._url}/api/2.0/mlflow/{path}",
             data=None if body is None else json.dumps(body).encode(),
             headers=self._headers,
@@ -257,7 +257,7 @@ class RestStore:
     def _read_error(self, error: urllib.error.HTTPError, path: str) -> Exception:
         text = error.read().decode(errors="replace")[:500]
         error.close()
-        if error.code >= 500 or error.code in _TRY_AGAIN:
+        if error.code >= 500 or error.code in _RETRIED_CODES:
             return ConnectionError(
                 f"the MLflow server at {self._url} returned {error.code}: {text}"
             )
@@ -299,7 +299,7 @@ def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def _json_number(value: float) -> float | str:
-    """Return a number in protobuf's form, for those that JSON lacks."""
+    """Return a number for JSON, with NaN and infinities as protobuf writes them."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

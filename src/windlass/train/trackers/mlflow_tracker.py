@@ -51,7 +51,7 @@ _NOT_IN_KEYS = re.compile(r"[^\w\-. /:]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackingUri:
-    """Address, whether it is a server's, and a note to log about it."""
+    """Address of a store, and a note to log about it."""
 
     uri: str
     given: str = ""
@@ -78,7 +78,8 @@ def read_tracking_uri(value: str, *, out: Path, has_databases: bool = True) -> T
     """Return the address for a value of MLFLOW_TRACKING_URI.
 
     value: a path becomes a database in that folder. An empty value becomes a database in `out`.
-    has_databases: False if the installed MLflow (mlflow-skinny) opens none. Paths are then plain files.
+    has_databases: False if the installed MLflow (mlflow-skinny) has no database support. Paths are then plain
+        files.
     """
     if not value:
         if not has_databases:
@@ -154,7 +155,7 @@ def make_mlflow(run: TrackedRun) -> MlflowTracker:
     if address.note:
         logger.warning("%s", address.note)
     if address.database is not None:
-        # MLflow then fails too, and a tracker must not end a run.
+        # If this fails, MLflow fails too, and a tracker must not end a run.
         with contextlib.suppress(OSError):
             address.database.parent.mkdir(parents=True, exist_ok=True)
     return MlflowTracker(run, LibraryStore(library, address.uri))
@@ -257,5 +258,5 @@ class MlflowTracker:
 
 
 def _key(name: str) -> str:
-    """Return a name with only the characters that MLflow accepts, which are few."""
+    """Return a name without the characters that MLflow rejects, and of at most 250 characters."""
     return _NOT_IN_KEYS.sub("_", name)[:250]

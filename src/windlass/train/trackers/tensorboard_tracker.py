@@ -24,7 +24,7 @@ def make_tensorboard(run: TrackedRun) -> TensorBoardTracker:
 
 
 class TensorBoardTracker:
-    """Tracker that makes its writer at the first step, from which a restart replaces older steps."""
+    """Tracker that makes its writer at the first step. A restart replaces the steps from there on."""
 
     name = "tensorboard"
     every_s = 1.0

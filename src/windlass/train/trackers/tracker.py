@@ -1,7 +1,7 @@
-"""Contract of a tracker, a place that receives a run's metrics, and the import of its library.
+"""Interface of a tracker, which receives a run's metrics, and the import of its library.
 
-It connects TrackerGroup with the trackers (JSONL, MLflow, TensorBoard, Weights & Biases, or a user's own).
-One thread, which is not the training's, calls all methods, so they may be slow. No tracker imports another.
+TrackerGroup calls the trackers (JSONL, MLflow, TensorBoard, Weights & Biases, or a user's own) through it. A
+thread separate from the training's calls all methods, so they may be slow. No tracker imports another.
 
 Each is imported only when it is named, on the main thread before the training starts. No thread may import
 while the training forks its data workers.
@@ -17,10 +17,10 @@ from windlass.errors import SpecError
 
 
 class Tracker(Protocol):
-    """Place that receives metrics. `log` stores them and `flush` sends them.
+    """Receiver of metrics. `log` stores them and `flush` sends them.
 
-    After an OSError they are called again, and after any other error never. `run_id` identifies the run for a
-    later attempt that continues it. It is None if there is none, or none yet.
+    A method that raises OSError is called again. After any other error, the tracker is turned off. `run_id`
+    identifies the run for a later attempt that continues it. It is None without an id.
     """
 
     name: str

@@ -3,7 +3,7 @@
 `log` takes a few microseconds, whatever the trackers do. Each tracker has its own queue and thread
 (`TrackerQueue`), so a slow or broken tracker can only lose its own records. A full queue drops its oldest
 record and logs that once. After an OSError a tracker is retried with growing pauses. Any other error turns
-it off. On ranks other than 0 a group is empty, so that callers need no `if`. Knows no tracker by name.
+it off. On ranks other than 0 a group is empty, so that callers need no `if`.
 
 `trackers.json` in the run's folder stores each tracker's run id, so that a restart continues the same run.
 """
@@ -32,9 +32,9 @@ MAX_QUEUED = 10_000
 _AT_ONCE = 200
 _SHORTEST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-_IN_SHORT = 2_000  # characters of an error's text in a warning
+_MAX_ERROR_CHARACTERS = 2_000  # characters of an error's text in a warning
 CLOSE_WITHIN_S = 10.0
-SETTLE_WITHIN_S = 1.0  # upper limit for a stuck disk, usually a millisecond
+SETTLE_WITHIN_S = 1.0  # limit for a stuck disk, because writing usually takes a millisecond
 _AT_EXIT_S = 3.0
 
 
@@ -226,7 +226,7 @@ class TrackerQueue:
             self._change.notify_all()
 
     def _try_until_closed(self, action: Callable[[], None]) -> None:
-        """Run an action and retry it on an OSError, with growing pauses and, at the end, up to the limit."""
+        """Run an action and retry it on OSError with growing pauses. While closing, obey the time limit."""
         pause_s = _SHORTEST_PAUSE_S
         while True:
             try:
@@ -254,7 +254,7 @@ class TrackerQueue:
 
     @property
     def _consequence(self) -> str:
-        """Return a phrase that describes what happens to records that the tracker did not accept."""
+        """Phrase that describes what happens to records that the tracker did not accept."""
         if self._can_backfill:
             return "in metrics.jsonl, from which the next start of this run sends them"
         return "lost, but the run itself is not affected"
@@ -263,7 +263,7 @@ class TrackerQueue:
         if self._has_warned:
             return
         self._has_warned = True
-        reason = f"{type(error).__name__}: {error}"[:_IN_SHORT]
+        reason = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]
         logger.warning("%s failed: %s; %s", self.tracker.name, reason, consequence)
 
 

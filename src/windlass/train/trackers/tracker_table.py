@@ -1,6 +1,6 @@
 """Trackers by name, and `make_trackers`. A tracker's module is imported only when it is named.
 
-The trainer and users' own loops call it. JSONL is always included. This module sends nothing to a tracker.
+The trainer and users' own loops call it. JSONL is always included.
 """
 
 from __future__ import annotations

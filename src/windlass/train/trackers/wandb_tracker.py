@@ -21,7 +21,7 @@ def make_wandb(run: TrackedRun) -> WandbTracker:
 
 
 class WandbTracker:
-    """Tracker that sends steps as `train_step`, which may go back after a restart, unlike W&B's own."""
+    """Tracker that sends steps as `train_step`, because W&B's own step cannot decrease after a restart."""
 
     name = "wandb"
     every_s = 1.0

@@ -3,8 +3,8 @@
 `TorchTrainer` calls every method on every rank, in the order of the callbacks. A callback may read the
 trainer, and stop it with `trainer.stop()`.
 
-A callback overrides `state_dict` and `load_state_dict` to take part in checkpoints. States are tensors and
-plain values, which load without running code. `CallbackStates` passes loaded states on after `on_start`, so
+A callback overrides `state_dict` and `load_state_dict` to save state in checkpoints. States are tensors and
+plain values, which load without running code. `CallbackStates` delivers loaded states after `on_start`, so
 that a callback may make its objects there.
 """
 
@@ -189,10 +189,10 @@ class CallbackStates:
             if name in loaded:
                 callback.load_state_dict(_place_like(loaded.pop(name), _present(callback)))
             else:
-                logger.warning("the checkpoint has no state of the callback %s", name)
+                logger.warning("the checkpoint has no state for the callback %s", name)
         for name in loaded:
             logger.warning(
-                "the checkpoint has state of a callback %s, which is not in this training",
+                "the checkpoint has state for a callback %s, which is not in this training",
                 name,
             )
 
@@ -218,10 +218,10 @@ def _check(callback: str, place: str, value: Any) -> Any:
 
 
 def _present(callback: Callback) -> Any:
-    """Return a callback's state before a load, or None if it has none yet."""
+    """Return a callback's state before loading, or None if it has none yet."""
     try:
         return callback.state_dict()
-    except (AttributeError, KeyError, TypeError):  # its objects are made with the first step
+    except (AttributeError, KeyError, TypeError):  # it makes its objects in the first step
         return None
 
 

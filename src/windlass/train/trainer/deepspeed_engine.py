@@ -1,8 +1,9 @@
 """DeepSpeed as a strategy. Its engine holds the model, the optimizer and the gradients (ZeRO 1, 2 or 3).
 
 The trainer uses this for strategy="deepspeed", instead of `strategies.lay_out`. Only this module imports
-deepspeed. The engine writes its own state into `deepspeed/` beside our checkpoints, which record the complete
-one. Only the world size that wrote a state can load it. For other world sizes, use fsdp.
+deepspeed. The engine writes its own state into `deepspeed/` beside our checkpoints, and each checkpoint
+records the name of its state. Only the world size that wrote a state can load it. For other world sizes, use
+fsdp.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from windlass.train.trainer.step_update import StepUpdate
 from windlass.train.trainer.trainer_options import TrainerOptions
 
 FOLDER = "deepspeed"  # in a run's folder
-_HELD = 2  # newest states, whose checkpoints may be incomplete
+_KEPT_STATES = 2  # number of newest states to keep, because their checkpoints may be incomplete
 
 
 def load_deepspeed() -> Any:
@@ -64,9 +65,9 @@ def lay_out_with_deepspeed(
         optimizer=optimizer,
         dist_init_required=False,
         config={
-            "train_micro_batch_size_per_gpu": options.micro_batch
-            or 1,  # required but unused, as the data are ours
-            "gradient_accumulation_steps": 1,  # the trainer sets the end of a step
+            # required but unused, because the trainer loads the data
+            "train_micro_batch_size_per_gpu": options.micro_batch or 1,
+            "gradient_accumulation_steps": 1,  # the trainer marks the last micro-batch
             "gradient_clipping": options.clip or 0.0,
             "zero_optimization": {"stage": options.zero_stage},
             "zero_allow_untested_optimizer": True,
@@ -108,7 +109,7 @@ class DeepSpeedState:
             )
         self._engine = engine
         self._folder = Path(folder) / FOLDER
-        self._tags: deque[str] = deque(maxlen=_HELD)
+        self._tags: deque[str] = deque(maxlen=_KEPT_STATES)
 
     def state_dict(self) -> dict[str, Any]:
         """Write the engine's state with all ranks, unless this step's is already written."""
@@ -132,7 +133,7 @@ class DeepSpeedState:
             raise SpecError(f"DeepSpeed's {self._folder / state['tag']} is missing")
 
     def _remove_old(self) -> None:
-        """Remove states that have no checkpoint any more."""
+        """Remove states whose checkpoint no longer exists."""
         for path in self._folder.glob("step-*"):
             if path.name not in self._tags and not (self._folder.parent / path.name).exists():
                 shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Validation of every sample once over all ranks. Metrics are weighted by their samples or tokens.
 
 The trainer and hand-written loops call it. Sums stay on the device, and ranks communicate once, at the end.
-The caller's function turns a batch into metrics, and the loader decides on the batches.
+The caller's function turns a batch into metrics.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _row(metrics: Metrics, weight: Any, device: torch.device) -> torch.Tensor:
         torch.as_tensor(value, dtype=torch.float64, device=device) for value in metrics.values()
     ]
     scale = torch.as_tensor(weight, dtype=torch.float64, device=device)
-    # The mean of a batch with weight 0 is NaN, and must count nothing.
+    # The mean of a batch with weight 0 is NaN and must not count.
     weighted = [torch.where(scale > 0, number * scale, 0.0) for number in numbers]
     return torch.stack([*weighted, scale])
 

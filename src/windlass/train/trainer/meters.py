@@ -1,11 +1,11 @@
 """Meters of a training's speed and waits. A step costs microseconds and no device sync.
 
-The trainer, or a hand-written loop, holds them. Each `read` covers the steps since the last one, so the lines
+The trainer or a hand-written loop owns them. Each `read` covers the steps since the last one, so the lines
 of a metrics.jsonl add up. Names follow the project (`x_s`, `num_x`, `x_bytes`, and `_share` for 0 to 1). This
 module does not communicate with other ranks.
 
 MFU is relative to the device's rate in a plain matrix product. It is measured once per process, device and
-type, in some tenths of a second. A measured rate is lower than a data sheet's (clocks, power, memory), so
+type, in a few tenths of a second. A measured rate is lower than a data sheet's (clocks, power, memory), so
 shares of it are higher than published ones. `Meters(peak_flops=)` sets another rate.
 """
 
@@ -24,7 +24,7 @@ _BUDGET_S = 0.2
 _MAX_ROUNDS = 30
 _CUDA_SIZE = 8192
 _CPU_SIZE = 768
-# read by `spread_over_ranks`
+# readings that `spread_over_ranks` needs from every rank
 OF_EACH_RANK = ("step_p50_s", "data_wait_share", "memory_peak_bytes")
 _KEPT = 4096  # step durations kept between two reads, while sums cover all steps
 
@@ -55,8 +55,8 @@ def _measure(device: str, dtype: torch.dtype) -> float:
 
 
 def _best_of(multiply: Callable[[], object], *, wait: Callable[[], None]) -> float:
-    """Return the seconds of the fastest round. On a busy machine the others measure its neighbours."""
-    for _ in range(2):  # libraries choose kernels, clocks speed up
+    """Return the seconds of the fastest round, because other processes slow some rounds down."""
+    for _ in range(2):  # libraries choose kernels, and clocks speed up
         multiply()
     wait()
     best_s = float("inf")
@@ -144,7 +144,7 @@ class Meters:
         self._last_s = now_s
 
     def read(self) -> dict[str, float]:
-        """Return the numbers of the steps since the last read, or the last ones if there were no steps."""
+        """Return the readings of the steps since the last read. Without steps, repeat the last readings."""
         if self._num_steps:
             self._reading = {**self._read_rates(), **self._read_times()}
             self._begin_interval()
@@ -180,8 +180,8 @@ class Meters:
 def spread_over_ranks(readings: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the spread of all ranks' readings, in rank order, as numbers to log.
 
-    No rank is called the slowest, because collectives give all ranks the same step time. The rank that others
-    wait for may show in its data wait or its memory.
+    This names no slowest rank, because collectives give all ranks the same step time. A high data wait or
+    memory peak may reveal the rank that the others wait for.
     """
     waits = [reading.get("data_wait_share", 0.0) for reading in readings]
     steps = [reading.get("step_p50_s", 0.0) for reading in readings]

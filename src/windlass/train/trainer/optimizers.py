@@ -1,10 +1,10 @@
 """Losses, optimizers and learning-rate schedules, by name, as an object, or as a function that makes them.
 
 `TorchTrainer` calls this between laying the model out and the first step. Losses are means over a batch, and
-the trainer weighs them. Optimizers made before the model was sharded are moved to its new parameters.
+the trainer weights them. Optimizers made before the model was sharded are moved to its new parameters.
 Schedules are pure functions of an optimizer step, all with a linear warm-up.
 
-With torchao, AdamW's moments can take one byte per weight each instead of four, for models that just fit.
+With torchao, AdamW's moments can take one byte per weight each instead of four, for models that barely fit.
 Weights and gradients are unaffected, and small tensors keep their moments in float32.
 """
 
@@ -305,7 +305,7 @@ def check_plateau(
     if scheduler.mode != options.best:
         raise SpecError(
             f"ReduceLROnPlateau has mode={scheduler.mode!r}, but best is {options.best!r}",
-            hint=f"both judge {options.best_metric!r}, so set them to the same value",
+            hint=f"both compare {options.best_metric!r}, so set them to the same value",
         )
 
 

@@ -1,6 +1,6 @@
 """One optimizer step: forward and backward passes, gradients over all ranks, clipping, step.
 
-`TorchTrainer` holds it. Every loss is a mean over its micro-batch. It is scaled by the micro-batch's share of
+`TorchTrainer` uses it. Every loss is a mean over its micro-batch. It is scaled by the micro-batch's share of
 the step's samples (or tokens) over all ranks. The gradient is then that of one big batch, whatever the number
 of ranks and micro-batches.
 
@@ -301,7 +301,7 @@ class StepUpdate:
         )
         total = weights.sum()
         if self._context.world_size > 1:
-            # Ranks that share layers count repeatedly, and are averaged alike.
+            # Ranks that share layers add the same weights. `world_size` below cancels these duplicates.
             dist.all_reduce(total)
         return list(weights * (self._context.world_size / total.clamp(min=1e-12)))
 

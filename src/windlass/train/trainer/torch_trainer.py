@@ -82,7 +82,7 @@ class TorchTrainer:
     ) -> None:
         """Check the settings. Nothing is made or read before `fit`.
 
-        config: a dict, a YAML or JSON file, or command-line words (sys.argv[1:]). It overrides keywords.
+        config: a dict, a YAML or JSON file, or command-line flags (sys.argv[1:]). It overrides keywords.
         data: a dataset or a Loader.
         validation: a dataset.
         loss: a name, or a function of (output, target) that returns a mean. None: the model returns its loss.
@@ -254,7 +254,7 @@ class TorchTrainer:
         return metrics
 
     def identity(self) -> dict[str, str]:
-        """Return what must match in a checkpoint to resume from it. The keys appear in error messages."""
+        """Return values that a checkpoint must match to be resumed. The keys appear in error messages."""
         return {"the optimizer": type(self.optimizer).__name__}
 
     def _forward(self, batch: Any) -> tuple[Any, Any, Any]:
@@ -374,7 +374,7 @@ class TorchTrainer:
             parts.log.step_done(step)
             self._notify("on_step", step)
             self._propose(step.index)
-            signals = parts.signals.look(step.index)
+            signals = parts.signals.check(step.index)
             is_best = self._is_validation_due(step) and self._validate()
             is_last = self._is_early_stop or bool(signals & {STOP, END}) or self._is_at_end
             if is_best or is_last or SAVE in signals or self._is_save_due(step):
@@ -484,7 +484,7 @@ class TorchTrainer:
         return is_epoch or (isinstance(every, int) and self.progress.step % every == 0)
 
     def _save(self, step: Any, *, is_best: bool, block: bool) -> None:
-        """Save after this step. `block` waits until the checkpoint is complete, as the process ends then."""
+        """Save after this step. `block` waits until the checkpoint is complete, before the process ends."""
         parts, progress = self.parts, self.progress
         if not self.options.saves:
             return

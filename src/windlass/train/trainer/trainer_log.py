@@ -1,6 +1,6 @@
 """Log of a training: loss, gradient norm, learning rate and meters, for trackers and callbacks.
 
-`TorchTrainer` holds it. The numbers of a step are read during the next one, so that no step waits for them.
+`TorchTrainer` uses it. The numbers of a step are read during the next one, so that no step waits for them.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class TrainLog:
         self._meters.skip()
 
     def settle(self) -> None:
-        """Write the known numbers of the steps before a checkpoint, so that no kill loses them."""
+        """Write the available numbers before a checkpoint, so that a kill does not lose them."""
         if self._pending is not None and self._pending.sums.is_ready:
             self._log_pending()
         self._trackers.settle()

@@ -179,7 +179,7 @@ Options = TypeVar("Options", bound=TrainerOptions)
 Config = Mapping[str, Any] | str | os.PathLike[str] | Sequence[str]
 
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_OF_OTHERS = {  # names from Hugging Face's Trainer and of itwinai's optimizers
+_FOREIGN_NAMES = {  # from Hugging Face's Trainer and itwinai's optimizers
     "optimizer_name": "it is called optimizer here",
     "learning_rate": "it is called lr here",
     "num_train_epochs": "it is called epochs here",
@@ -201,7 +201,7 @@ _OF_OTHERS = {  # names from Hugging Face's Trainer and of itwinai's optimizers
 def read_options(
     options_type: type[Options], defaults: Mapping[str, Any], config: Config | None
 ) -> Options:
-    """Return options from keywords and a config, which wins over them. Exits after `--help`."""
+    """Return options from keywords and a config, which takes precedence. Exits after `--help`."""
     values = _check_keys(options_type, defaults)
     if is_help_asked(config):
         if os.environ.get(names.RANK, "0") == "0":
@@ -276,7 +276,7 @@ def read_config(options_type: type[TrainerOptions], config: Config | None) -> di
     if not isinstance(config, Sequence):
         raise SpecError(
             f"config is a {type(config).__name__}",
-            hint="give a dict, a file or command-line words",
+            hint="give a dict, a file or command-line flags",
         )
     flags = _read_flags(options_type, list(config))
     file = flags.pop("config", None)
@@ -292,7 +292,7 @@ def _check_keys(options_type: type[TrainerOptions], values: Mapping[str, Any]) -
         if key not in known:
             raise SpecError(
                 f"a trainer has no setting {key!r}",
-                hint=_OF_OTHERS.get(str(key)) or did_you_mean(str(key), known),
+                hint=_FOREIGN_NAMES.get(str(key)) or did_you_mean(str(key), known),
             )
     return dict(values)
 
@@ -316,7 +316,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
         ) from error
     values = _read_json(path, text) if path.suffix == ".json" else _read_yaml(path, text)
     if not isinstance(values or {}, Mapping):
-        raise SpecError(f"{path} has no settings", hint="write one `key: value` a line")
+        raise SpecError(f"{path} has no settings", hint="write one `key: value` per line")
     return values or {}
 
 
@@ -351,7 +351,7 @@ def _read_flags(options_type: type[TrainerOptions], words: list[str]) -> dict[st
             raise SpecError(f"{word!r} is not a flag", hint="write --key value")
         key, has_value, value = word[2:].partition("=")
         key = key.replace("-", "_")
-        # torchrun consumes --run itself, even after the script's name
+        # torchrun consumes --run itself, even after the script's name, so --run-id works too
         key = "run" if key == "run_id" else key
         if has_value:
             flags[key] = value

@@ -1,8 +1,8 @@
 """Progress of a training, and the contents of its checkpoints besides the state of the objects.
 
-`Saver` knows the settings and the state, not the trainer. `Checkpoints` writes the files. The facts of a
-checkpoint are the progress and the settings that the order of samples depends on. If a resume cannot be
-exact, they let it log a warning.
+`Saver` has the settings and the state, but not the trainer. `Checkpoints` writes the files. The facts of a
+checkpoint are the progress and the settings that the order of samples depends on. A resume compares them and
+warns if it cannot be exact.
 
 Modules that a subclass keeps as attributes are neither trained nor saved. That is right for a frozen teacher,
 and wrong for a loss with parameters or a running mean of the weights. `AttributeChecks` warns of those two.
@@ -87,7 +87,7 @@ class TrainResult:
 
 
 class AttributeChecks:
-    """Checks of a trainer's attributes that it would neither train nor save."""
+    """Checks for attributes of a trainer that would be neither trained nor saved."""
 
     def __init__(self, trainer: TorchTrainer) -> None:
         self._trainer = trainer
@@ -114,7 +114,7 @@ class AttributeChecks:
                     "changes during training, but checkpoints do not contain it",
                     "keep it in a callback with state_dict and load_state_dict",
                 )
-            if self._is_trained_in_vain(module):
+            if self._has_unused_gradients(module):
                 self._warn_once(
                     name,
                     "has parameters that get gradients, but no optimizer trains them",
@@ -134,7 +134,7 @@ class AttributeChecks:
             if isinstance(value, nn.Module) and id(value) not in known:
                 yield name, value
 
-    def _is_trained_in_vain(self, module: nn.Module) -> bool:
+    def _has_unused_gradients(self, module: nn.Module) -> bool:
         optimizers = [self._trainer.optimizer, *find_further(self._trainer).values()]
         trained = {
             parameter
@@ -159,29 +159,29 @@ def _count_changes(module: nn.Module) -> int:
 
 
 class Saver:
-    """Saves the state of one training, and loads it."""
+    """Saver and loader of one training's state."""
 
     def __init__(
         self,
         checkpoints: Checkpoints,
         state: Mapping[str, Any],
         *,
-        later: Mapping[str, Any],
+        added: Mapping[str, Any],
         options: TrainerOptions,
         context: Context,
         shape: Shape,
         order: Mapping[str, Any],
         identity: Mapping[str, str],
     ) -> None:
-        """Save `state` and `later`.
+        """Save `state` and `added`.
 
-        later: entries that checkpoints of earlier versions lack. Such a checkpoint still loads.
+        added: entries that checkpoints of earlier versions lack. Such checkpoints still load.
         order: settings that determine the order of the samples.
         identity: values that must match those in a checkpoint.
         """
         self._checkpoints = checkpoints
-        self._state = {**state, **later}
-        self._later = frozenset(later)
+        self._state = {**state, **added}
+        self._added = frozenset(added)
         self._options = options
         self._context = context
         self._shape = shape
@@ -215,7 +215,7 @@ class Saver:
 
         def check(facts: Mapping[str, Any], step: int) -> None:
             self._refuse_others(facts, step)
-            missing = self._later - frozenset(facts.get("entries") or ())
+            missing = self._added - frozenset(facts.get("entries") or ())
             wanted.clear()
             wanted.update({k: v for k, v in self._state.items() if k not in missing})
 
@@ -253,7 +253,7 @@ class Saver:
 
     def _warn_of_entries(self, loaded: frozenset[str], saved: frozenset[str], step: int) -> None:
         """Warn of state that a checkpoint lacks, and of saved state that is not used."""
-        for name in sorted(self._later - loaded):
+        for name in sorted(self._added - loaded):
             logger.warning(
                 "step %d has no state of %s, which starts from scratch", step, _describe(name)
             )
@@ -274,7 +274,7 @@ class Saver:
                     )
 
     def _is_restart(self) -> bool:
-        """Return whether an earlier attempt of this job saved last. Its checkpoint is always resumed."""
+        """Return whether an earlier attempt of this job saved the newest checkpoint. It is always resumed."""
         job = read_launch_id(os.environ)
         is_restart = bool(job) and self._context.attempt > 0
         is_own = is_restart and self._checkpoints.newest_facts.get("job") == job
@@ -283,7 +283,7 @@ class Saver:
     def save(
         self, progress: TrainProgress, *, epoch: int | None, run_ids: Mapping[str, str], block: bool
     ) -> None:
-        """Save after this step. `block` waits until the checkpoint is whole."""
+        """Save after this step. `block` waits until the checkpoint is complete."""
         self._checkpoints.save(
             self._state,
             step=progress.step,
@@ -315,7 +315,7 @@ class Saver:
         return step
 
     def prepare(self) -> None:
-        """Do the slow preparations of the first save in advance."""
+        """Prepare the first save in advance, because that is slow."""
         if self._options.saves and not self._shape.is_deepspeed:
             self._checkpoints.prepare(self._state)
 
@@ -324,7 +324,7 @@ class Saver:
 
 
 def _describe(entry: str) -> str:
-    """Return the name of a state's entry as users know it."""
+    """Return the user-facing name of a state's entry."""
     return f"self.{entry[4:]}" if entry.startswith("own.") else f"the {entry}"
 
 

@@ -4,9 +4,9 @@
 from the same seed on every rank. Optimizers are made from parameters that are laid out. A checkpoint is
 loaded into both.
 
-Loaders are made from datasets, Loaders, or torch's DataLoaders, which are taken apart. Ranks that share
-layers (tp) read the same samples. A loader therefore gets a data rank and the number of data ranks, not those
-of the job.
+Loaders are made from datasets, Loaders, or the settings of torch's DataLoaders. Ranks that share layers (tp)
+read the same samples. A loader therefore gets its data rank and the number of data ranks, instead of the rank
+and the world size.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from windlass.train.trainer.torch_trainer import TorchTrainer
 
 
-_OF_WORKERS = ("worker_init_fn", "multiprocessing_context", "prefetch_factor", "timeout")
+_WORKER_OPTIONS = ("worker_init_fn", "multiprocessing_context", "prefetch_factor", "timeout")
 _HINT = (
     "give the dataset itself, which the trainer shuffles and splits over the ranks, or an iterable dataset "
     "that yields samples in the order you want"
@@ -143,7 +143,7 @@ def _take_apart(loader: Any) -> dict[str, Any]:
             f"the trainer would not use the samples that {type(loader.sampler).__name__} chooses",
             hint=_HINT,
         )
-    options = {name: getattr(loader, name) for name in _OF_WORKERS}
+    options = {name: getattr(loader, name) for name in _WORKER_OPTIONS}
     return {
         "num_workers": loader.num_workers,
         "collate": None if loader.collate_fn is default_collate else loader.collate_fn,
@@ -152,21 +152,21 @@ def _take_apart(loader: Any) -> dict[str, Any]:
 
 
 def _takes_each_once(sampler: Any) -> bool:
-    """Return whether an epoch has every sample once. Other samplers must not be dropped silently."""
+    """Return whether an epoch has every sample once. Other samplers must not be ignored silently."""
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
     return type(sampler) in (SequentialSampler, DistributedSampler)
 
 
 def _is_shuffled(loader: Any) -> bool:
-    """Return whether a DataLoader shuffles. The trainer then shuffles in its own order, by the seed."""
+    """Return whether a DataLoader shuffles. The trainer then uses its own seeded order."""
     sampler = loader.sampler
     return bool(getattr(sampler, "shuffle", isinstance(sampler, RandomSampler)))
 
 
 @dataclass(slots=True, kw_only=True)
 class TrainerParts:
-    """Parts of a training that the loop works with."""
+    """Parts of a training that the loop uses."""
 
     laid_out: LaidOutModel
     update: StepUpdate
@@ -233,7 +233,7 @@ def set_up(trainer: TorchTrainer) -> None:
             trust_checkpoint=options.trust_checkpoint,
         ),
         {**_state(trainer, laid_out, scaler), "sums": sums},
-        later={**_further_state(trainer), **callback_state},
+        added={**_further_state(trainer), **callback_state},
         options=options,
         context=context,
         shape=trainer.shape,
@@ -315,7 +315,7 @@ def _lay_out(trainer: TorchTrainer) -> LaidOutModel:
         )
     check_optimizer(trainer.optimizer)
     check_further(further, trainer.optimizer, laid_out.model, trainer.loss)
-    if not is_training:  # from_pretrained returns eval mode. Otherwise the user's modes stay.
+    if not is_training:  # as from_pretrained returns it, otherwise the user's modes are kept
         laid_out.module.train()
     return laid_out
 
