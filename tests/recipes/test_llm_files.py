@@ -72,10 +72,10 @@ def test_weights_that_cannot_be_read_are_named(folder):
 
 def test_truncated_or_incomplete_weights_are_named(folder):
     write_weights(folder / "model.safetensors", num_bytes=7)
-    with pytest.raises(SpecError, match=r"model\.safetensors is cut off"):
+    with pytest.raises(SpecError, match=r"model\.safetensors is truncated"):
         check_files(options())
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(SpecError, match="is cut off") as caught:
+    with pytest.raises(SpecError, match="is truncated") as caught:
         check_files(options())
     assert "git lfs pull" in caught.value.hint
     index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
@@ -88,7 +88,7 @@ def test_truncated_or_incomplete_weights_are_named(folder):
 def test_folders_and_validation_data_are_named(folder):
     with pytest.raises(SpecError, match="there is no folder /models/llama") as caught:
         check_files(options("--model-local-dir", "/models/llama"))
-    assert "is the volume mounted?" in caught.value.hint
+    assert "check whether the volume is mounted" in caught.value.hint
     with pytest.raises(SpecError, match=r"there is no file val\.jsonl"):
         check_files(options("--val-file", "val.jsonl"))
 

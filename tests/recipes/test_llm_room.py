@@ -311,7 +311,7 @@ def test_out_of_memory_error_shows_the_numbers():
     ):
         raise torch.OutOfMemoryError(torchs)
     assert explained.value.message == (
-        "the GPU has no room for this training: Tried to allocate 1.96 GiB. GPU 0 has a total capacity "
+        "the GPU ran out of memory: Tried to allocate 1.96 GiB. GPU 0 has a total capacity "
         "of 139.80 GiB of which 1.20 GiB is free"
     )
     assert explained.value.hint == (
@@ -319,7 +319,7 @@ def test_out_of_memory_error_shows_the_numbers():
         "--lora 16, --strategy fsdp over more GPUs, a smaller --length"
     )
     with (
-        pytest.raises(EngineError, match="no room for this training\n"),
+        pytest.raises(EngineError, match="the GPU ran out of memory\n"),
         explain_out_of_memory(options()),
     ):
         raise torch.OutOfMemoryError("of other words")

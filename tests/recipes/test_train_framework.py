@@ -87,7 +87,7 @@ def test_a_model_that_cannot_take_packed_rows_is_refused():
         check_packing(mistral, 300, length=65)
     assert "--no-pack" in caught.value.hint
     bloom = BloomForCausalLM(BloomConfig(vocab_size=300, hidden_size=32, n_layer=1, n_head=4))
-    with pytest.raises(SpecError, match="does not keep documents of one row apart"):
+    with pytest.raises(SpecError, match="does not separate the documents of one row"):
         check_packing(HfCausalLM(bloom).eval(), 300, length=64)
 
 

@@ -3,6 +3,6 @@
     windlass run -m windlass.recipes.train             # a smoke test: DDP on synthetic data, done in seconds
     windlass run -m windlass.recipes.train_framework   # fine-tuning a causal language model
 
-Each is a program and an example to copy from. They use only the public API of `windlass.train`, and no other
+Each is a program, and an example to copy. They use only the public API of `windlass.train`, and no other
 module imports them.
 """

@@ -15,7 +15,7 @@ from windlass import names
 from windlass.errors import EngineError, SpecError
 from windlass.train.trainer.trainer_options import TrainerOptions, describe_flags, is_help_asked
 
-RUN_ID = {"run_id": "run"}  # torchrun takes --run for itself, wherever it appears
+RUN_ID = {"run_id": "run"}  # torchrun consumes --run itself, wherever it appears
 OUT_CLAIM = "/out"  # where the guides mount a claim for outputs
 
 
@@ -33,7 +33,7 @@ def end_with_help(
 
 
 def rename_flags(words: Sequence[str], aliases: Mapping[str, str]) -> list[str]:
-    """Replace aliases of flags by their names here. `aliases` uses _ instead of -."""
+    """Replace aliases of flags by the names used here. `aliases` uses _ instead of -."""
     renamed = []
     for word in words:
         flag, equals, value = word.partition("=")
@@ -49,7 +49,7 @@ def guess_out(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def guess_trackers(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the setting `trackers`: MLflow, where its address is set."""
+    """Return the setting `trackers`: MLflow, if its address is set."""
     return {"trackers": ("mlflow",)} if environ.get("MLFLOW_TRACKING_URI") else {}
 
 
@@ -57,13 +57,13 @@ def check_writable(folder: Path) -> None:
     """Create a folder for outputs, and raise SpecError if it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        trouble = "" if os.access(folder, os.W_OK) else "permission denied"
+        problem = "" if os.access(folder, os.W_OK) else "permission denied"
     except OSError as error:
-        trouble = error.strerror or str(error)
-    if trouble:
+        problem = error.strerror or str(error)
+    if problem:
         raise SpecError(
-            f"the folder {folder} cannot be written: {trouble}",
-            hint="pass another with --out; in a pod, is the volume mounted and writable for its user?",
+            f"the folder {folder} cannot be written: {problem}",
+            hint="pass another with --out; in a pod, check that its user can write to the mounted volume",
         )
 
 
@@ -80,7 +80,7 @@ def explain_unwritten(what: str) -> Iterator[None]:
 
 
 def exit_on_error(main: Callable[..., None]) -> Callable[..., None]:
-    """Report errors in flags or on the machine in two lines and exit, without a traceback."""
+    """Decorate a main function to print SpecError and EngineError without a traceback, and to exit."""
 
     @functools.wraps(main)
     def call(*args: Any, **kwargs: Any) -> None:

@@ -51,7 +51,7 @@ class SmokeOptions(TrainerOptions):
     classes: int = 4
     lr: float = 3e-3
     scheduler: str = "cosine"
-    checkpoint_every: int | str | None = 0  # none, because it is done in seconds
+    checkpoint_every: int | str | None = 0  # no checkpoints, because it is done in seconds
     run: str = "smoke"
 
 

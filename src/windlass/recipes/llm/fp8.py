@@ -39,7 +39,7 @@ class Quantised(NamedTuple):
 
 
 def quantise(x: Tensor) -> Quantised:
-    """Quantise a matrix with a scale per row. When compiled, this fuses into the op that made the matrix."""
+    """Quantise a matrix with a scale per row. When compiled, this fuses into the op that makes the matrix."""
     largest = x.abs().amax(dim=1, keepdim=True).float().clamp(min=SMALLEST)
     values = (x.float() * (LARGEST / largest)).clamp(-LARGEST, LARGEST)
     return Quantised(values.to(DTYPE), (largest / LARGEST)[:, 0])
@@ -150,8 +150,8 @@ def _write_kernel(  # type: ignore[no-untyped-def]
     tile = tl.load(x + places, is_inside, other=0.0).to(tl.float32)
     tl.store(values + places, (tile * (1.0 / row_scale)[:, None]).to(tl.float8e4nv), is_inside)
     places = columns.to(tl.int64)[:, None] * num_rows + rows[None, :]
-    turned = tl.trans((tile * (1.0 / column_scale)[None, :]).to(tl.float8e4nv))
-    tl.store(transposed + places, turned, is_column[:, None] & is_row[None, :])
+    transposed_weight = tl.trans((tile * (1.0 / column_scale)[None, :]).to(tl.float8e4nv))
+    tl.store(transposed + places, transposed_weight, is_column[:, None] & is_row[None, :])
 
 
 def check_fp8(device: torch.device) -> None:
@@ -189,18 +189,21 @@ class _Fp8Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         by_token, by_input = quantise_both(x)
-        by_output, turned = quantise_both(weight)
-        ctx.save_for_backward(*by_input, *turned)
+        by_output, transposed_weight = quantise_both(weight)
+        ctx.save_for_backward(*by_input, *transposed_weight)
         return _multiply(by_token, by_output, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, Tensor | None]:
         (gradient,) = outer
-        by_input, turned = Quantised(*ctx.saved_tensors[:2]), Quantised(*ctx.saved_tensors[2:])
+        by_input, transposed_weight = (
+            Quantised(*ctx.saved_tensors[:2]),
+            Quantised(*ctx.saved_tensors[2:]),
+        )
         needs_x, needs_weight = ctx.needs_input_grad
         by_token, by_output = quantise_both(gradient)
         return (
-            _multiply(by_token, turned, gradient.dtype) if needs_x else None,
+            _multiply(by_token, transposed_weight, gradient.dtype) if needs_x else None,
             _multiply(by_output, by_input, gradient.dtype) if needs_weight else None,
         )
 

@@ -1,7 +1,7 @@
 """The gated MLP of a Llama: its gate, silu(gate) * up, and gate and adapted layers fused into one function.
 
 On a GPU the gate is one small Triton kernel per direction. The backward pass that torch.compile generates
-writes the two halves through a concatenation and computes them twice, which takes half as long again.
+writes the two halves through a concatenation and computes them twice, which takes 1.5 times as long.
 Elsewhere the gate is plain PyTorch.
 
 With adapters, the backward pass reads large tensors once. The gate's backward pass writes the largest
@@ -140,20 +140,18 @@ class _AdaptedMLP(torch.autograd.Function):
         columns: AdapterColumns,
         rank: int,
     ) -> Tensor:
-        before, behind = Adapter(first_down, first_up), Adapter(second_down, second_up)
+        before, after = Adapter(first_down, first_up), Adapter(second_down, second_up)
         both, x, first_inner = multiply(x, first, before)
-        out, _, second_inner = multiply(write_gated(both), second, behind)
-        ctx.save_for_backward(
-            *(x, both, first_inner, second_inner, first, second, *before, *behind)
-        )
+        out, _, second_inner = multiply(write_gated(both), second, after)
+        ctx.save_for_backward(*(x, both, first_inner, second_inner, first, second, *before, *after))
         ctx.columns, ctx.rank = columns, rank
         return out
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         x, both, first_inner, second_inner, first, second, *sides = ctx.saved_tensors
-        before, behind = Adapter(*sides[:2]), Adapter(*sides[2:])
-        gated_grad, outer_grad, second_inner_grad = multiply_back(outer[0], second, behind)
+        before, after = Adapter(*sides[:2]), Adapter(*sides[2:])
+        gated_grad, outer_grad, second_inner_grad = multiply_back(outer[0], second, after)
         both_grad, sums = _gate_backward(
             *(both, gated_grad, first_inner, second_inner_grad),
             up_start=ctx.columns.starts[1],
@@ -167,14 +165,14 @@ class _AdaptedMLP(torch.autograd.Function):
         )
 
 
-def _place(sums: Tensor, columns: AdapterColumns, num_behind: int) -> tuple[Tensor, Tensor]:
+def _place(sums: Tensor, columns: AdapterColumns, num_after: int) -> tuple[Tensor, Tensor]:
     """Arrange the sums for gate, up and down as gradients of the adapters before and after the gate."""
     gate, up, down = sums
     parts = [
         functional.pad(part[:rank].t(), (start, columns.width - start - rank))
         for part, start, rank in zip((gate, up), columns.starts, columns.ranks, strict=True)
     ]
-    return torch.cat(parts), functional.pad(down, (0, 0, 0, num_behind - down.shape[0]))
+    return torch.cat(parts), functional.pad(down, (0, 0, 0, num_after - down.shape[0]))
 
 
 def _gate_backward(
@@ -245,8 +243,8 @@ def _gate_backward_kernel(  # type: ignore[no-untyped-def]
     outer_here = rows[:, None] * WIDTH + columns[None, :]
     inner_here = ranks[:, None] + rows[None, :] * INNER_STRIDE
     inner_grad_here = ranks[:, None] + rows[None, :] * INNER_GRAD_STRIDE
-    # One accumulator holds all three sums in rows of its own. The operand that changes with each tile is on
-    # the right, which tensor cores read as it is stored. Three accumulators would use up the registers.
+    # One accumulator holds all three sums in separate rows. The operand that changes with each tile is on
+    # the right, which tensor cores read in its stored layout. Three accumulators would use up the registers.
     is_gate = (ranks < RANK)[:, None]
     is_up = ((ranks >= RANK) & (ranks < 2 * RANK))[:, None]
     is_gated = ((ranks >= 2 * RANK) & (ranks < 3 * RANK))[:, None]

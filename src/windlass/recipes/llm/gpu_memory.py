@@ -19,7 +19,7 @@ from windlass.train.parallel.shape import Shape
 _TOKENS_AT_ONCE = 32_768  # per rank on a GPU
 _ADAPTED_TOKENS_AT_ONCE = 65_536  # with adapters, whose many small kernels cost the same
 _USABLE = 0.92  # share of a GPU's memory, without the CUDA context and fragmentation
-_MOST = 0.96  # share above which no training was seen to fit
+_MOST = 0.96  # no training whose estimate exceeded this share was observed to fit
 _SLACK_BYTES = 3 << 30  # limit to which temporary buffers of kernels grow with the tokens
 _LOGITS_BYTES = 4 << 30  # upper limit for the logits, see `cross_entropy`
 _TRAINED_BYTES = {"adamw8bit": 10.03, "sgd": 8.0}  # per weight, with its gradient and moments
@@ -31,7 +31,7 @@ _BUCKET_BYTES = 4.0  # DDP's copy of a gradient
 def choose_rows(options: LlmOptions, shape: Shape, *, config: LlamaConfig | None = None) -> int:
     """Return the rows that a rank takes at a time: the given number, or equal parts of its share of a step.
 
-    config: set for our own Llama on a GPU. Only then adapters get more rows, because the need is known.
+    config: set for our own Llama on a GPU. Only then do adapters get more rows, because their need is known.
     """
     if options.micro_batch:
         return options.micro_batch
@@ -47,7 +47,7 @@ def choose_rows(options: LlmOptions, shape: Shape, *, config: LlamaConfig | None
 
 
 def _split(share: int, *, most: int) -> int:
-    """Return the part size for the fewest equal parts, because each other size compiles separately."""
+    """Return the part size for the fewest equal parts, because every size is compiled separately."""
     num_parts = -(-share // max(1, most))
     return -(-share // num_parts)
 
@@ -91,7 +91,9 @@ def estimate_bytes(
     )
     logits = min(_LOGITS_BYTES, width * num_tokens * config.vocab_size)
     head_gradient = 0 if options.lora else 4 * head
-    if options.checkpoint_activations:  # a recomputed layer lives beside its gradients
+    if (
+        options.checkpoint_activations
+    ):  # a recomputed layer and its gradients are in memory together
         kept, in_layers = width * num_tokens * config.num_layers * config.hidden_size, 2 * layer
     else:
         kept, in_layers = config.num_layers * layer, 0
@@ -192,7 +194,7 @@ def fit_rows(rows: int, *, estimate: Callable[[int], int], memory_bytes: int) ->
 def suggest_smaller(options: LlmOptions) -> str:
     """Return the options that would need less memory and are not in use yet."""
     rows = options.micro_batch or 1
-    ways = {
+    suggestions = {
         f"--micro-batch {rows // 2}": rows > 1,
         "--checkpoint-activations": not options.checkpoint_activations,
         "--optimizer adamw8bit": not options.lora and options.optimizer == "adamw",
@@ -200,7 +202,7 @@ def suggest_smaller(options: LlmOptions) -> str:
         "--strategy fsdp over more GPUs": options.strategy == "ddp",
         "a smaller --length": True,
     }
-    return ", ".join(way for way, is_open in ways.items() if is_open)
+    return ", ".join(flag for flag, is_possible in suggestions.items() if is_possible)
 
 
 def _count_layer(config: LlamaConfig, options: LlmOptions, *, is_joined: bool) -> int:

@@ -1,6 +1,6 @@
 """Support for Triton kernels: optional access to Triton, and the sizes of the kernels' tiles.
 
-Torch's CUDA builds include Triton, its CPU builds do not. Modules define kernels with `jit` and `tl` from
+Torch's CUDA builds include Triton, but its CPU builds do not. Modules define kernels with `jit` and `tl` from
 here, so that they can be imported anywhere, and call `can_launch` before they use one. With
 TRITON_INTERPRET=1 kernels run on a CPU, slowly, for tests.
 
@@ -21,7 +21,7 @@ STEP, BLOCK = 16, 64  # tokens and columns of a tile
 # Matmuls are up to 8 % faster with rows that start at multiples of 128 bytes. The compiler may lay out other
 # rows with gaps.
 _MULTIPLE = 64
-# Tokens per part. Smaller parts would mean more parts, each with sums of its own.
+# Tokens per part. Smaller parts would mean more parts, and each part has separate sums.
 _MOST_TOKENS, _FEWEST_TOKENS = 1024, 256
 
 

@@ -1,8 +1,8 @@
 """Linear layers that cast their weights to the input's dtype, compute in float8, and join LoRA adapters.
 
 Layers that share an input run as one matmul. Their weights are joined while they are cast, so joining costs
-nothing extra. LoRA adapters added by `join_with_adapters` are part of that matmul. Layers that something else
-has wrapped, such as a tensor-parallel plan or other adapters, are called one by one.
+nothing extra. LoRA adapters added by `join_with_adapters` are part of that matmul. Layers with other
+wrappers, such as a tensor-parallel plan or other adapters, are called one by one.
 
 An adapter adds columns or rows to a matmul. `x W' + (x A') B'` equals `[x, x A'] [W, B]'`, a sum over more
 columns. It also equals the first columns of `x [W; A]'` plus the remaining columns times B'. The backward
@@ -13,8 +13,8 @@ times. That costs more than the arithmetic.
 
 `FrozenGroup` keeps frozen weights in the layout that the matmuls read. Each layer's weight is a view of one
 matrix, so nothing is stored twice. Joining the weights in each pass would read and write the whole model.
-The adapters are copied into that matrix before each forward pass. This requires weights that are whole on
-this rank, neither sharded nor in float8.
+The adapters are copied into that matrix before each forward pass. This requires complete weights on this
+rank, neither sharded nor in float8.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def adapted_linear(x: Tensor, joined: Tensor, adapter: Adapter) -> Tensor:
 
 
 def fp8_adapted_linear(x: Tensor, weight: Tensor, adapter: Adapter) -> Tensor:
-    """Return the same product with the frozen weight multiplied in float8, and the adapter in `x.dtype`."""
+    """Compute `adapted_linear` with the frozen weight multiplied in float8, and the adapter in `x.dtype`."""
     return _apply(_Fp8AdaptedLinear, x, weight, adapter)
 
 
@@ -203,7 +203,7 @@ def project(x: Tensor, *layers: nn.Module) -> Tensor:
 
 
 def project_adapted(x: Tensor, adapted: Adapted | None, *layers: nn.Module) -> Tensor:
-    """Return the same as `project`, given the result of `find_adapted` for these layers."""
+    """Compute `project`, given the result of `find_adapted` for these layers."""
     if adapted is not None:
         return adapted_linear(x, adapted.joined, adapted.adapter)
     plain = _find_all_plain(layers)
@@ -352,7 +352,7 @@ def _lay_out_all(module: Any) -> list[FrozenGroup]:
 
 
 def _find_layers(module: nn.Module) -> Iterator[list[Any]]:
-    """Yield layers with one input that can be computed as one and of which some have adapters."""
+    """Yield groups of layers with one input that can be joined, if any layer of the group has adapters."""
     for part in module.modules():
         for names in getattr(part, "one_input", ()):
             layers = [getattr(part, name) for name in names]
@@ -372,14 +372,14 @@ def _lay_out(layers: list[Any]) -> FrozenGroup:
     joined = plain[0].weight.new_zeros(shape)
     # Writes through `.data` do not bump the version that autograd checks. That is safe here: a backward pass
     # that still needs the matrix finds the same values in it.
-    written = joined.data
+    untracked = joined.data
     places, row = [], 0
     for layer, start, rank in zip(plain, starts, ranks, strict=True):
         part = joined[row : row + layer.out_features, :num_in]
         part.copy_(layer.weight)
         layer.weight.data = part
-        beside = written[row : row + layer.out_features, num_in + start :][:, :rank]
-        places.append(beside if is_wide else written[num_out + start :][:rank])
+        beside = untracked[row : row + layer.out_features, num_in + start :][:, :rank]
+        places.append(beside if is_wide else untracked[num_out + start :][:rank])
         row += layer.out_features
     plain[0].joined = joined
     return FrozenGroup(

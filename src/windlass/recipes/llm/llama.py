@@ -5,7 +5,7 @@ Weights may be float32 while the computation is in bfloat16, because each layer 
 loss is computed inside `forward`, so that DDP and FSDP see the head's gradient like any other.
 
 Attention is causal, and limited to each document if several are packed into one row. Offsets mark the
-documents: the start of each in the rows laid end to end, then the end of the last, repeated as padding.
+documents: the start of each in the concatenated rows, then the end of the last, repeated as padding.
 Without offsets every row is one document. This module alone chooses the attention kernel. It uses
 variable-length attention if torch has it for the device, and a mask otherwise.
 
@@ -344,7 +344,7 @@ def _allow_variants() -> None:
     """Raise torch's recompilation limit, which fails at the ninth variant.
 
     A variant exists for each number of rows, each power of two in the padded offsets, and training and
-    validation. With adapters the first layer is another one, because its input has no gradient.
+    validation. With adapters the first layer is one more variant, because its input has no gradient.
     """
     from torch._dynamo import config
 

@@ -27,7 +27,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """Sizes of one model."""
+    """Sizes of a Llama-shaped model."""
 
     vocab_size: int
     hidden_size: int

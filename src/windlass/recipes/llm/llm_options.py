@@ -60,8 +60,8 @@ class LlmOptions(TrainerOptions):
     lora_alpha: int | None = None  # scale of the adapters times their rank (default: 2 x rank)
     lora_targets: tuple[str, ...] = ()  # names of layers (default: all linear layers but the head)
     precision: str = "auto"  # auto (bf16 on a GPU, fp32 on a CPU), bf16, fp32 or fp8
-    fp8: bool = False  # set by precision
-    recompute_given: bool = False  # True if checkpoint_activations was set by the user
+    fp8: bool = False  # derived from precision
+    recompute_given: bool = False  # True if the user set checkpoint_activations
     eager: bool = False  # do not compile the blocks on a GPU
     export: bool = True  # export the last and best weights as folders for transformers
     sync_to: str | None = None  # a URL to which <out>/<run> is copied at the end
@@ -86,7 +86,7 @@ class LlmOptions(TrainerOptions):
 
     @property
     def is_base_narrow(self) -> bool:
-        """True if frozen weights are kept in bfloat16, which needs them to be neither trained nor sharded."""
+        """True if frozen weights are kept in bfloat16, which requires that they are not sharded."""
         return bool(self.lora) and self.precision == "bf16" and self.strategy == "ddp"
 
     @property

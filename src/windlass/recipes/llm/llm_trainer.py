@@ -1,7 +1,7 @@
 """Trainer of `train_framework`: a TorchTrainer that counts tokens, adds perplexity, and exports at the end.
 
 `model_build` builds the model. Its models take rows of tokens, shifted labels and document offsets.
-`make_rows` tokenizes JSONL once and packs the tokens into rows. `collate_rows` joins rows to a batch on the
+`make_rows` tokenizes JSONL once and packs the tokens into rows. `collate_rows` joins rows into a batch on the
 CPU, where counting documents does not wait for the GPU. This module reads no flags.
 """
 
@@ -58,7 +58,7 @@ def make_rows(
 
 
 def make_collate(*, is_packed: bool) -> Any:
-    """Return a function that joins rows to a batch."""
+    """Return a function that joins rows into a batch."""
     return partial(collate_rows, is_packed=is_packed)
 
 
@@ -122,7 +122,7 @@ class LlmTrainer(TorchTrainer):
         if len(tokenizer) > self.vocab_size:
             raise SpecError(
                 f"the tokenizer has {len(tokenizer)} tokens, but the model has {self.vocab_size}",
-                hint="do --tokenizer-local-dir and --model-local-dir belong to the same model?",
+                hint="check that --tokenizer-local-dir and --model-local-dir belong to the same model",
             )
         self.train_dataset = self._make_rows(tokenizer, self.options.train_file)
         if self.options.val_file is None:
@@ -231,7 +231,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def settle_options(options: LlmOptions, context: Context, *, folder: Path, say: Say) -> LlmOptions:
-    """Return the options with everything decided that depends on the machine and the model's size."""
+    """Return the options with all choices made that depend on the machine and the model's size."""
     is_gpu = context.device.type == "cuda"
     precision = options.precision
     if precision == "fp8":
@@ -277,7 +277,7 @@ def explain_out_of_memory(options: LlmOptions) -> Iterator[None]:
             re.findall(r"Tried to allocate .+?B\b|GPU \d+ has .+? is free", str(error))
         )
         raise EngineError(
-            f"the GPU has no room for this training{': ' if numbers else ''}{numbers}",
+            f"the GPU ran out of memory{': ' if numbers else ''}{numbers}",
             hint=f"options that need less: {suggest_smaller(options)}",
         ) from error
 

@@ -5,8 +5,8 @@ float32. With adapters, the base weights are frozen and checkpoints hold only th
 `llm_trainer`.
 
 Our Llama loads its weights from a Hugging Face folder, and saves them to one that transformers can load.
-Names are the same on both sides, so weights are copied one by one from the memory-mapped files to the device.
-There is never a second copy of the model. Needs safetensors, which is imported on use.
+Names are the same in both. Weights are copied one by one from the memory-mapped files to the device, so there
+is never a second copy of the model. Needs safetensors, which is imported on use.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
             if weight is None:
                 if name.endswith("rotary_emb.inv_freq"):
                     continue
-                raise SpecError(f"{folder} has weights {name}, which the model does not have")
+                raise SpecError(f"{folder} has a weight {name}, which the model does not have")
             if weight.shape != stored.shape:
                 raise SpecError(
                     f"{name} in {folder} is {tuple(stored.shape)}, but the model needs {tuple(weight.shape)}",
@@ -95,7 +95,7 @@ def save_llama(
     hf_config: dict[str, Any] | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    """Write a folder that transformers can load. Weights must be whole on this rank, not sharded."""
+    """Write a folder that transformers can load. Weights must be complete on this rank, not sharded."""
     save_weights(
         model.state_dict(), folder, hf_config=hf_config or make_hf_config(model.config), dtype=dtype
     )
@@ -229,7 +229,7 @@ def build_model(
 
 
 def prepare_layers(model: nn.Module, options: LlmOptions, *, say: Callable[[str], None]) -> None:
-    """Add adapters, float8 and compilation as the options ask. The model must be on its device already."""
+    """Add adapters, float8 and compilation, as set in the options. The model must be on its device."""
     if options.lora:
         add_adapters(model, options, say=say)
     if options.fp8:
@@ -307,7 +307,7 @@ def check_positions(
 
 
 def check_causal(model: HfCausalLM, vocab_size: int) -> None:
-    """Raise SpecError for a model such as BERT, whose tokens see later ones and would learn to copy them."""
+    """Raise SpecError for a model such as BERT, in which tokens attend to later ones and could copy them."""
     device = next(model.parameters()).device
     tokens = torch.arange(2, 10, device=device)[None].remainder(vocab_size)
     others = tokens.clone()
@@ -316,13 +316,13 @@ def check_causal(model: HfCausalLM, vocab_size: int) -> None:
         one, other = (model(some)[0, :-1].float() for some in (tokens, others))
     if (one - other).norm() > 1e-4 * one.norm():
         raise SpecError(
-            "this is not a causal language model: its tokens see those that follow them",
+            "this is not a causal language model: its tokens attend to later ones",
             hint="use a model that generates text, such as Llama, Qwen or GPT-2",
         )
 
 
 def check_packing(model: HfCausalLM, vocab_size: int, *, length: int) -> None:
-    """Raise SpecError for a model that does not keep the documents of one row apart."""
+    """Raise SpecError for a model that does not separate the documents of one row."""
     window = _find_window(model.hf.config)
     if window and window < length:  # the document mask would replace the window's mask
         raise SpecError(
@@ -335,25 +335,22 @@ def check_packing(model: HfCausalLM, vocab_size: int, *, length: int) -> None:
     positions = torch.cat([torch.arange(cut), torch.arange(24 - cut)])[None].to(device)
     offsets = torch.tensor([0, cut, 24], dtype=torch.int32, device=device)
     refusal = SpecError(
-        "this model does not keep documents of one row apart",
+        "this model does not separate the documents of one row",
         hint="pass --no-pack for one document per row",
     )
     with torch.no_grad():
         alone = model(tokens[:, cut:])[0].float()
         try:
             packed = model(tokens, positions=positions, offsets=offsets)[0, cut:].float()
-        except (
-            TypeError,
-            ValueError,
-            RuntimeError,
-        ) as error:  # the model takes no such mask or no positions
+        # the model does not support such a mask or positions
+        except (TypeError, ValueError, RuntimeError) as error:
             raise refusal from error
     if (packed - alone).norm() > 0.02 * alone.norm():
         raise refusal
 
 
 def _find_window(config: Any) -> int | None:
-    """Return the smallest attention window of any layer, or None if all layers see all tokens."""
+    """Return the smallest attention window of any layer, or None if all layers attend to all tokens."""
     names = ("sliding_window", "attention_chunk_size", "window_size")
     windows = [getattr(config.get_text_config(), name, None) for name in names]
     return min((window for window in windows if isinstance(window, int)), default=None)
@@ -375,7 +372,7 @@ def _load_hf(folder: Path, dtype: torch.dtype) -> HfCausalLM:
     except (OSError, ValueError, RuntimeError) as error:
         raise SpecError(
             f"transformers cannot load the model in {folder}: {summarize_error(error)}",
-            hint="do config.json and the weights belong together? Is transformers new enough?",
+            hint="check that config.json and the weights match, and that transformers is new enough",
         ) from error
     if missing := sorted(info["missing_keys"]):  # transformers would initialize them randomly
         raise SpecError(

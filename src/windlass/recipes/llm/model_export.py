@@ -1,4 +1,4 @@
-"""Export of a trained model as a folder for transformers: whole weights, merged adapters, and the tokenizer.
+"""Export of a trained model as a folder for transformers: full weights, merged adapters, and the tokenizer.
 
 All ranks call `export_model`, because weights may be sharded over them. Rank 0 writes. A folder gets its
 final name once it is complete. Adapters are also written separately, in the format of peft.
@@ -55,7 +55,7 @@ def export_model(
         write_config(unfinished, hf_config, dtype)
         if adapters:
             _save_adapters(model, adapters, unfinished / "adapter", source)
-        _copy_beside(source, tokenizer, unfinished)
+        _copy_small_files(source, tokenizer, unfinished)
         remove_export(folder)
         unfinished.rename(folder)
     context.barrier()
@@ -69,7 +69,7 @@ def remove_export(folder: Path) -> None:
 
 
 def find_adapters(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the adapters' weights, whole and on the CPU, under peft's names. All ranks must call this."""
+    """Return the adapters' full weights on the CPU, under peft's names. All ranks must call this."""
     return {
         f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": gather_whole(weight).cpu()
         for name, weight in weights.items()
@@ -80,7 +80,7 @@ def find_adapters(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def merge_adapters(
     weights: Mapping[str, Tensor], scaling: float, *, is_transposed: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the whole weights with their adapters merged, under their original names."""
+    """Yield the full weights with their adapters merged, under their original names."""
     for name, weight in weights.items():
         if name.endswith((_LEFT, _RIGHT)):
             continue
@@ -127,7 +127,7 @@ def _save_adapters(
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _copy_beside(source: Path, tokenizer: Path, folder: Path) -> None:
+def _copy_small_files(source: Path, tokenizer: Path, folder: Path) -> None:
     """Copy the tokenizer and the other small files that belong to a model, such as generation settings."""
     for origin in (source, tokenizer):
         for path in sorted(origin.iterdir()):

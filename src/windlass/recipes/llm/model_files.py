@@ -1,4 +1,4 @@
-"""Lookup of a model's files before heavy imports, with errors that name the missing file. Without torch.
+"""Lookup of a model's files before heavy imports, with errors that name the missing file. Imports no torch.
 
 `train_framework` calls this first, so that a wrong path fails in a fraction of a second and uses no GPU. It
 also sets environment variables that Hugging Face's libraries read: the token, and offline mode.
@@ -42,7 +42,7 @@ def find_model_folder(options: LlmOptions) -> Path | None:
 
 
 def check_files(options: LlmOptions) -> None:
-    """Raise SpecError if a required file is missing or cut off."""
+    """Raise SpecError if a required file is missing or truncated."""
     folder = find_model_folder(options)
     if folder is not None and not (options.local_files_only and _is_cached(folder)):
         if options.model_local_dir is None and not folder.exists():
@@ -60,7 +60,7 @@ def check_files(options: LlmOptions) -> None:
 
 
 def check_model(folder: Path) -> None:
-    """Raise SpecError if a folder lacks its config or weights, or if its weights are cut off."""
+    """Raise SpecError if a folder lacks its config or weights, or if its weights are truncated."""
     _check_folder(folder, "--model-local-dir")
     config = folder / "config.json"
     if not config.is_file():
@@ -120,7 +120,7 @@ def go_offline(environ: MutableMapping[str, str]) -> None:
 
 
 def download(options: LlmOptions, say: Callable[[str], None]) -> tuple[Path, Path]:
-    """Return the folders of model and tokenizer, downloaded from the hub unless they are given as folders."""
+    """Return the folders of model and tokenizer. Downloads the model unless the options name a folder."""
     folder = find_model_folder(options)
     if folder is None or not folder.is_dir():
         say(f"{options.model} from {'the cache' if options.local_files_only else 'the hub'}")
@@ -182,13 +182,13 @@ def _check_weights(path: Path) -> None:
     except OSError as error:
         raise SpecError(
             f"the weights in {path} cannot be read: {error.strerror or error}",
-            hint=f"ls -l {path} shows who may read it (this is user {os.getuid()})",
+            hint=f"run `ls -l {path}` for its owner and permissions (this is user {os.getuid()})",
         ) from error
     except (struct.error, ValueError, KeyError, MemoryError, OverflowError):
         is_whole = False
     if not is_whole:
         raise SpecError(
-            f"{path} is cut off or is not a safetensors file",
+            f"{path} is truncated or not a safetensors file",
             hint="copy or download it again; run `git lfs pull` if it is a pointer",
         )
 
@@ -207,7 +207,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _explain(path: Path) -> str:
     if not path.parent.is_dir():
-        return f"the folder {path.parent} does not exist either; is the volume mounted?"
+        return (
+            f"the folder {path.parent} does not exist either; check whether the volume is mounted"
+        )
     others = sorted(entry.name for entry in path.parent.iterdir())[:50]
     return did_you_mean(
         path.name, others, f"{path.parent} contains {', '.join(others[:5]) or 'nothing'}"
