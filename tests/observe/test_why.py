@@ -65,7 +65,7 @@ def test_pending_names_the_first_blocker_and_what_to_do() -> None:
     assert (why.reason, why.next) == ("Unschedulable", "ask for less with --gpus")
     assert why.details == (
         "also: the node is pulling",
-        "1 of 2 nodes are not there: node-1 pending",
+        "1 of 2 nodes are missing: node-1 pending",
         "submitted 2m00s ago; since submit: queued 2.0 s",
     )
 
@@ -73,7 +73,7 @@ def test_pending_names_the_first_blocker_and_what_to_do() -> None:
 def test_pending_without_blockers() -> None:
     why = explain(PENDING, now_s=NOW_S)
     assert why.sentence == (
-        "ddp-ab2cd has been pending for 2m00s: 1 of 2 nodes are not there: node-1 pending"
+        "ddp-ab2cd has been pending for 2m00s: 1 of 2 nodes are missing: node-1 pending"
     )
     waiting = Condition(type="pending", reason="WaitingForNodes", message="1 of 2", since_s=990.0)
     why = explain(replace(PENDING, conditions=(waiting,)), now_s=NOW_S)

@@ -1,4 +1,4 @@
-"""Checks of this machine: one per requirement, each with a hint how to meet it.
+"""Checks of this machine: one per requirement, each with a hint that says how to meet it.
 
 Inspects this machine and the interpreter that ranks will run in. Starts no job and changes nothing, except
 for a temporary file in the home. The command line renders the results.
@@ -53,7 +53,7 @@ _SMI_FIELDS = "index,name,memory.total,driver_version"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Result of one check. If a `needed` one is missing, nothing runs."""
+    """Result of one check. If a `needed` requirement is missing, no job can run."""
 
     name: str
     state: State
@@ -112,7 +112,7 @@ def _check_target(settings: Settings) -> Iterator[Check]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        hint = f"see what this prints: {path} -c 'import torch'"
+        hint = f"check the output of: {path} -c 'import torch'"
         yield Check(name=name, state="missing", found=str(error), hint=hint, needed=True)
         return
     versions = done.stdout.split()
@@ -168,7 +168,7 @@ def _check_home(home: Path) -> Check:
             with tempfile.TemporaryFile(dir=home):
                 pass
         elif not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(13, f"cannot be made in {folder}")
+            raise PermissionError(13, f"cannot be created in {folder}")
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
         text = f"{home}: {error.strerror or error}"
@@ -192,7 +192,7 @@ def _check_shared_memory() -> Check:
 
 
 def _check_gpus(home: Path) -> Check:
-    """Return the GPUs that jobs here may use, and which of them jobs of this user hold."""
+    """Return the GPUs that jobs may use here, and the ones that this user's jobs hold."""
     count = count_devices()
     if not count:
         return Check(name="gpus", state="ok", found="none")
@@ -218,7 +218,7 @@ def _check_git() -> Check:
 
 def _check_files() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    text = f"{soft} (may be raised to {hard})"
+    text = f"{soft} (can be raised to {hard})"
     if 0 <= soft < _MIN_FILES:
         return Check(name="open files", state="warn", found=text, hint=f"ulimit -n {_MIN_FILES}")
     return Check(name="open files", state="ok", found=text)
@@ -237,8 +237,8 @@ def _check_engines(settings: Settings) -> Iterator[Check]:
                 name=f"engine {name}", state="missing", found=error.message, hint=error.hint
             )
             continue
-        look = f"; windlass doctor -e {name} looks at the cluster" if "pods" in engine.can else ""
-        yield Check(name=f"engine {name}", state="ok", found=f"available{default}{look}")
+        note = f"; windlass doctor -e {name} checks the cluster" if "pods" in engine.can else ""
+        yield Check(name=f"engine {name}", state="ok", found=f"available{default}{note}")
 
 
 def _check_jobs(settings: Settings) -> Check:

@@ -2,8 +2,8 @@
 
 The objects are a suspended Indexed Job of two pods, a headless Service and a NetworkPolicy. The pods are
 as restricted as those of our jobs and need no more rights. They run `probe.py`, which prints its findings
-as JSON. The policy closes one port on purpose: if the port can be reached, the cluster does not enforce
-policies.
+as JSON. The policy closes one port on purpose. If the port can still be reached, the cluster does not
+enforce policies.
 
 `check_deep` waits with a deadline, reads the first pod's clock through port-forward, and always deletes
 the objects. `describe_findings` and the functions that render objects perform no I/O.
@@ -54,7 +54,7 @@ _NUM_PINGS = 5
 
 
 def render_job(name: str, image: str) -> Object:
-    """Render a Job that starts suspended, so that its pods' objects exist first. It expires by itself."""
+    """Render a Job that starts suspended, so that Service and policies exist before its pods. It expires."""
     pod = _render_pod(name, image)
     return {
         "apiVersion": KUBERNETES.kind.api_version,
@@ -186,9 +186,7 @@ def _check_dns(both: list[Finding]) -> Check:
     once_s = max(float(finding["dns_s"]) for finding in both)
     text = f"names known {wait_s:.1f} s after the pods' start; {once_s * 1000:.1f} ms per lookup"
     if wait_s > _SLOW_DNS_S:
-        hint = (
-            "the cluster's DNS is slow to learn names; Windlass does not wait for it, torchrun does"
-        )
+        hint = "the cluster's DNS is slow to publish names; torchrun waits for it, but Windlass does not"
         return Check(name="pods' dns", state="warn", found=text, hint=hint)
     return Check(name="pods' dns", state="ok", found=text)
 
@@ -265,7 +263,7 @@ def _check_reduce(findings: list[Finding]) -> Check:
     rates = [float(f["bytes_per_s"]) for f in findings if f.get("bytes_per_s")]
     if errors or not rates:
         text = errors[0] if errors else "not measured"
-        hint = "torch's gloo opens ports of its own choosing between pods: does a rule block them?"
+        hint = "torch's gloo uses random ports between pods; check whether a rule blocks them"
         return Check(name="all-reduce", state="missing", found=text, hint=hint)
     text = f"{min(rates) / 1e9:.2f} GB/s (gloo, {probe.NUM_BYTES >> 20} MiB, 2 pods)"
     return Check(name="all-reduce", state="ok", found=text)
@@ -275,7 +273,7 @@ def check_deep(api: Api, image: str) -> Iterator[Check]:
     """Run the two pods and yield their findings. Takes seconds, plus the time to pull the image."""
     if not image:
         hint = "pass the image of your jobs with --image NAME:TAG"
-        yield Check(name="two pods", state="missing", found="no image to try", hint=hint)
+        yield Check(name="two pods", state="missing", found="no image given", hint=hint)
         return
     name = f"windlass-doctor-{secrets.token_hex(3)}"
     try:
@@ -299,8 +297,8 @@ def _run(api: Api, name: str, image: str) -> Iterator[Check]:
 
     def is_over() -> bool:
         # a running container may not listen yet, so retry until it answers
-        is_asked = any(clock.state != "missing" for clock in clocks)
-        if not is_asked and (pod := _running_lead(api, name)):
+        is_answered = any(clock.state != "missing" for clock in clocks)
+        if not is_answered and (pod := _running_lead(api, name)):
             clocks[:] = [_check_clock(api, pod)]
         waited_s = time.monotonic() - started_s
         return _has_ended(api, name) or _is_hopeless(_blockers(api, name), waited_s)
@@ -343,7 +341,7 @@ def _blockers(api: Api, name: str) -> list[Blocker]:
 
 
 def _is_hopeless(blockers: list[Blocker], waited_s: float) -> bool:
-    """Return whether waiting cannot help, which includes an image that failed several pulls."""
+    """Return whether waiting cannot help. This includes an image that failed several pulls."""
     return any(
         blocker.is_hopeless or (blocker.reason == IMAGE_PULL and waited_s > _PULL_TRIES_S)
         for blocker in blockers
@@ -351,7 +349,7 @@ def _is_hopeless(blockers: list[Blocker], waited_s: float) -> bool:
 
 
 def _describe_stuck(blockers: list[Blocker]) -> Check:
-    text = f"not done after {_TIMEOUT_S:.0f} s, for no known reason"
+    text = f"not finished after {_TIMEOUT_S:.0f} s, for an unknown reason"
     hint = "try again"
     if blockers:
         text, hint = blockers[0].message, blockers[0].hint
@@ -366,7 +364,7 @@ def _has_egress_rules(api: Api) -> bool:
 
 
 def _check_clock(api: Api, pod: str) -> Check:
-    """Reach node 0 like a client does, and measure the difference between its clock and ours."""
+    """Connect to node 0 as a client does, and measure the difference between its clock and ours."""
     name = "port-forward"
     try:
         with api.forward(pod, probe.CLOCK_PORT, timeout_s=_CLOCK_TIMEOUT_S) as peer:
@@ -377,8 +375,8 @@ def _check_clock(api: Api, pod: str) -> Check:
             name=name,
             state="missing",
             found=f"does not work: {str(error).splitlines()[0]}",
-            hint="live logs and results need it: the verbs get and create on pods/portforward, and no "
-            "proxy that blocks websockets",
+            hint="live logs and results need it: allow get and create on pods/portforward, and check that no "
+            "proxy blocks websockets",
         )
     ahead = f"{abs(skew_s) * 1000:.0f} ms {'ahead of' if skew_s >= 0 else 'behind'} ours"
     text = f"works, {trip_s * 1000:.1f} ms per round trip; the pod's clock is {ahead}"

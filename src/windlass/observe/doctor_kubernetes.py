@@ -1,4 +1,4 @@
-"""Checks of a cluster for our jobs: connection, rights, operators, GPUs, storage, policies, DNS.
+"""Checks of a cluster for Windlass jobs: connection, rights, operators, GPUs, storage, policies, DNS.
 
 Only reads, and only what the user may read. Anything else is reported as unknown, never guessed. Checks that
 need pods are in doctor_deep.py. The command line renders the results.
@@ -53,14 +53,14 @@ _ALL_PODS = ObjectKind(PODS.api_version, PODS.plural, PODS.name, namespaced=Fals
 _ALL_DEPLOYMENTS = ObjectKind("apps/v1", "deployments", "Deployment", namespaced=False)
 _SYSTEM = "kube-system"
 _DNS_NAMES = ("kube-dns", "coredns", "rke2-coredns-rke2-coredns", "dns-default")
-_TRY = "--deep tries it with two pods"
+_TRY_DEEP = "--deep tests it with two pods"
 _LEVEL_LABEL = "pod-security.kubernetes.io/enforce"
 
 
 def check_cluster(settings: Settings, *, deep: bool = False) -> Iterator[Check]:
     """Yield every check as its result arrives. Stop after the first if the cluster is unreachable.
 
-    `deep` also runs two small pods of the settings' image.
+    `deep` also runs two small pods with the image from the settings.
     """
     dialect = find_dialect(settings.engine) or load_dialect("kubernetes")
     try:
@@ -76,10 +76,10 @@ def check_cluster(settings: Settings, *, deep: bool = False) -> Iterator[Check]:
     context = f" (context {api.context})" if api.context else ""
     text = f"Kubernetes {version} at {api.server}{context}, answers in {took_s * 1000:.0f} ms"
     yield Check(name="cluster", state="ok", found=text, needed=True)
-    for name, look in _make_checks(dialect).items():
+    for name, run_check in _make_checks(dialect).items():
         try:
-            for check in look(api):
-                yield replace(check, hint="") if deep and check.hint == _TRY else check
+            for check in run_check(api):
+                yield replace(check, hint="") if deep and check.hint == _TRY_DEEP else check
         except Forbidden as error:  # a missing right is a result too
             yield Check(name=name, state="ok", found=f"unknown: {error.message}")
         except ClusterError as error:
@@ -88,7 +88,7 @@ def check_cluster(settings: Settings, *, deep: bool = False) -> Iterator[Check]:
         yield from check_deep(api, settings.image)
 
 
-def _look_at_rights(api: Api, rights: Sequence[Right]) -> Iterator[Check]:
+def _check_rights(api: Api, rights: Sequence[Right]) -> Iterator[Check]:
     missing = check_access(api, rights=rights)
     where = f"in namespace {api.namespace}"
     if not missing:
@@ -115,7 +115,7 @@ def _name_verbs(missing: Sequence[MissingRight]) -> str:
     return ", ".join(f"{resource} ({' '.join(names)})" for resource, names in verbs.items())
 
 
-def _look_at_namespace(api: Api) -> Iterator[Check]:
+def _check_namespace(api: Api) -> Iterator[Check]:
     """Check the namespace and the label with its Pod Security level."""
     safe = "our pods meet the strictest level, restricted"
     try:
@@ -139,7 +139,7 @@ def _look_at_namespace(api: Api) -> Iterator[Check]:
     yield Check(name="pod security", state="ok", found=f"{text}; {safe}")
 
 
-def _look_at_operators(api: Api) -> Iterator[Check]:
+def _check_operators(api: Api) -> Iterator[Check]:
     groups: list[Object] = api.request("GET", "/apis").get("groups") or []
     try:
         crds = api.list(CRDS)
@@ -157,26 +157,26 @@ def _look_at_operators(api: Api) -> Iterator[Check]:
         yield Check(name="operators", state="ok", found=text)
 
 
-def _look_at_runtimes(api: Api, needed: Prerequisite) -> Iterator[Check]:
-    """Check the objects that jobs are made from. Reading cluster-wide ones takes more than a Role."""
+def _check_runtimes(api: Api, needed: Prerequisite) -> Iterator[Check]:
+    """Check the objects that jobs are made from. Reading cluster-wide ones requires more than a Role."""
     own, names = needed.sources[0], list_sources(api, needed)
-    there = f"there is: {', '.join(names)}" if names else "none is seen"
+    found = f"available: {', '.join(names)}" if names else "none found"
     for kind in needed.sources:
         if not kind.namespaced and not may(api, "get", kind.plural, group=kind.group):
             yield Check(
                 name="runtimes",
                 state="warn",
-                found=f"you may not get {kind.plural}; {there}",
+                found=f"you may not get {kind.plural}; {found}",
                 hint=f"name a {own.name} of namespace {api.namespace} with --runtime, or ask an admin of the "
                 "cluster for the ClusterRole below",
                 more=render_reader(kind),
             )
             return
     hint = "" if names else f"ask an admin of the cluster for a {own.name}"
-    yield Check(name="runtimes", state="ok" if names else "warn", found=there, hint=hint)
+    yield Check(name="runtimes", state="ok" if names else "warn", found=found, hint=hint)
 
 
-def _look_at_nodes(api: Api) -> Iterator[Check]:
+def _check_nodes(api: Api) -> Iterator[Check]:
     try:
         nodes = api.list(NODES)
     except Forbidden as error:
@@ -205,13 +205,13 @@ def _describe_nodes(nodes: Sequence[Object], pods: Sequence[Object] | None) -> I
         yield Check(name="gpus", state="ok" if gpus.num_free else "warn", found=text)
 
 
-def _look_at_storage(api: Api) -> Iterator[Check]:
+def _check_storage(api: Api) -> Iterator[Check]:
     classes = api.list(STORAGE_CLASSES)
     default = find_default_class(classes)
     if default is None:
-        others = ", ".join(map(name_of, classes)) or "none at all"
+        others = ", ".join(map(name_of, classes)) or "none"
         hint = "claims must name a class; ask an admin which one to use"
-        text = f"no default storage class (there is: {others})"
+        text = f"no default storage class (available: {others})"
         yield Check(name="storage", state="warn", found=text, hint=hint)
         return
     provisioner = str(default.get("provisioner", "?"))
@@ -224,22 +224,22 @@ def _look_at_storage(api: Api) -> Iterator[Check]:
     yield Check(name="storage", state="ok", found=text)
 
 
-def _look_at_policies(api: Api) -> Iterator[Check]:
+def _check_policies(api: Api) -> Iterator[Check]:
     inside = describe_policies(api.list(NETWORK_POLICIES))
     try:
         enforcer = find_enforcer([name_of(s) for s in api.list(DAEMON_SETS, namespace=_SYSTEM)])
     except Forbidden:
         enforcer = ""
     known = f"enforced by {enforcer}" if enforcer else "enforcement is unknown"
-    hint = "" if enforcer else _TRY
+    hint = "" if enforcer else _TRY_DEEP
     yield Check(name="network policy", state="ok", found=f"{known}; {inside}", hint=hint)
 
 
-def _look_at_dns(api: Api) -> Iterator[Check]:
+def _check_dns(api: Api) -> Iterator[Check]:
     services = [s for s in api.list(SERVICES, namespace=_SYSTEM) if name_of(s) in _DNS_NAMES]
     if not services:
         text = f"no service {' or '.join(_DNS_NAMES)} in {_SYSTEM}"
-        yield Check(name="dns", state="ok", found=f"unknown: {text}", hint=_TRY)
+        yield Check(name="dns", state="ok", found=f"unknown: {text}", hint=_TRY_DEEP)
         return
     address = services[0].get("spec", {}).get("clusterIP", "?")
     yield Check(name="dns", state="ok", found=f"service {name_of(services[0])} at {address}")
@@ -247,14 +247,14 @@ def _look_at_dns(api: Api) -> Iterator[Check]:
 
 def _make_checks(dialect: Dialect) -> Mapping[str, Callable[[Api], Iterator[Check]]]:
     needed = dialect.prerequisite
-    own = {"runtimes": partial(_look_at_runtimes, needed=needed)} if needed else {}
+    own = {"runtimes": partial(_check_runtimes, needed=needed)} if needed else {}
     return {
-        "namespace": _look_at_namespace,
-        "rights": partial(_look_at_rights, rights=dialect.rights),
+        "namespace": _check_namespace,
+        "rights": partial(_check_rights, rights=dialect.rights),
         **own,
-        "operators": _look_at_operators,
-        "nodes": _look_at_nodes,
-        "storage": _look_at_storage,
-        "network policy": _look_at_policies,
-        "dns": _look_at_dns,
+        "operators": _check_operators,
+        "nodes": _check_nodes,
+        "storage": _check_storage,
+        "network policy": _check_policies,
+        "dns": _check_dns,
     }

@@ -1,6 +1,6 @@
-"""Rows for `windlass engines`: each engine's requirements, what was found of them, and its capabilities.
+"""Rows for `windlass engines`: each engine's requirements, the installed versions, and its capabilities.
 
-Queries the cluster once. Without a reachable cluster the rows have the error.
+Queries the cluster once. If the cluster is unreachable, the rows contain the error.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class EngineRow:
     name: str
     makes: str  # kind of its nodes
     needs: str
-    version: str  # version that was found, or why none was
+    version: str  # installed version, or the reason why none was found
     is_here: bool
     can: tuple[str, ...]
 
 
 def list_engines(settings: Settings) -> Iterator[EngineRow]:
     """Yield a row for each engine, in the order of the tables."""
-    api, trouble = _connect(settings)
+    api, problem = _connect(settings)
     for name in renderer_names():
         if only_exports(name):
             yield EngineRow(
@@ -65,9 +65,9 @@ def list_engines(settings: Settings) -> Iterator[EngineRow]:
             )
             continue
         if dialect is not None:
-            yield _look_at_dialect(dialect, api, trouble)
+            yield _make_dialect_row(dialect, api, problem)
         else:
-            yield _look_at_engine(engine)
+            yield _make_engine_row(engine)
 
 
 def _connect(settings: Settings) -> tuple[Api | None, str]:
@@ -78,7 +78,7 @@ def _connect(settings: Settings) -> tuple[Api | None, str]:
         return None, error.message
 
 
-def _look_at_engine(engine: Renderer) -> EngineRow:
+def _make_engine_row(engine: Renderer) -> EngineRow:
     """Return the row of an engine without a dialect."""
     package = find_package(engine.name)
     return EngineRow(
@@ -91,8 +91,8 @@ def _look_at_engine(engine: Renderer) -> EngineRow:
     )
 
 
-def _look_at_dialect(dialect: Dialect, api: Api | None, version: str) -> EngineRow:
-    """Return the row of a dialect. `version` is that of Kubernetes, or why it is unknown."""
+def _make_dialect_row(dialect: Dialect, api: Api | None, version: str) -> EngineRow:
+    """Return the row of a dialect. `version` is that of Kubernetes, or the reason why it is unknown."""
     version_here, is_here = version, api is not None
     if api is not None and dialect.needs:
         try:

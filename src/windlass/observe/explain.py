@@ -156,8 +156,8 @@ def exit_code_of(status: JobStatus) -> int:
     """Return the exit status for a job: 0, 1 if it failed, or 3 if it did not start or its end is unknown."""
     if status.phase is Phase.SUCCEEDED:
         return 0
-    unproved = (FailureKind.START_FAILED, FailureKind.UNKNOWN)
-    return 3 if status.verdict is not None and status.verdict.kind in unproved else 1
+    undecided = (FailureKind.START_FAILED, FailureKind.UNKNOWN)
+    return 3 if status.verdict is not None and status.verdict.kind in undecided else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,15 +186,15 @@ def explain(status: JobStatus, *, now_s: float, folder: str = "") -> Why:
 
 def _explain_blocked(status: JobStatus, blockers: list[Condition], now_s: float) -> Why:
     first, *others = blockers
-    is_so = f"is {status.phase.value}"
+    state = f"is {status.phase.value}"
     if first.since_s:
-        is_so = f"has been {status.phase.value} for {render_seconds(now_s - first.since_s)}"
+        state = f"has been {status.phase.value} for {render_seconds(now_s - first.since_s)}"
     details = [f"also: {c.text}" for c in others]
     details += _describe_nodes(status)
     return _make(
         status,
         reason=first.reason,
-        sentence=f"{_name(status)} {is_so}: {first.message}",
+        sentence=f"{_name(status)} {state}: {first.message}",
         since_s=first.since_s,
         details=[*details, *_describe_milestones(status, now_s)],
         hint=first.hint,
@@ -251,7 +251,7 @@ def _address(status: JobStatus) -> str:
 
 
 def _waits_for(status: JobStatus, now_s: float) -> str:
-    """Return what a running job waits for, if known: imports, ranks that lag, or missing reports."""
+    """Return the reason why a running job waits, if known: imports, lagging ranks, or missing reports."""
     last = _last_condition(status)
     if last is not None and last.reason in (names.REASON_READY, names.REASON_ADOPTED):
         return last.message  # of a compute or an adopted job, which have no ranks
@@ -347,7 +347,7 @@ def _describe_nodes(status: JobStatus) -> list[str]:
         return []
     named = ", ".join(f"{node.name} {node.state}" for node in missing[:_MAX_NAMED])
     more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
-    return [f"{len(missing)} of {status.num_nodes} nodes are not there: {named}{more}"]
+    return [f"{len(missing)} of {status.num_nodes} nodes are missing: {named}{more}"]
 
 
 def _describe_milestones(status: JobStatus, now_s: float) -> Iterator[str]:

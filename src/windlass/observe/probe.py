@@ -59,7 +59,7 @@ def listen(port: int) -> socket.socket:
 
 
 def serve_clock(server: socket.socket, asked: threading.Event) -> None:
-    """Answer each byte with the local time. Set `asked` once a client has come and gone."""
+    """Answer each byte with the local time. Set `asked` once a client was served and has disconnected."""
     while True:
         peer, _ = server.accept()
         num_asked = 0
@@ -95,7 +95,7 @@ def is_open(address: str, port: int) -> bool:
 
 
 def is_enforced(address: str) -> bool | None:
-    """Return whether a port that no rule opens gets closed in time, or None if the peer has left."""
+    """Return whether a port that no rule opens is closed in time, or None if the peer has exited."""
     for _ in range(NUM_TRIES):
         is_closed = not is_open(address, CLOSED_PORT)
         if not is_open(address, PORT):
@@ -161,7 +161,7 @@ def probe(rank: int, names: list[str]) -> dict[str, Any]:
         finding.update(reduce_all(rank, addresses[0][0]))
     except OSError as error:
         finding["error"] = f"{type(error).__name__}: {error}"
-    # The peer may be slower, and the client contacts only the first pod. Stay until both had an answer.
+    # The peer may be slower, and the client contacts only the first pod. Stay until both were answered.
     served[PORT].wait(max(0.0, deadline_s - time.monotonic()))
     if rank == 0:
         served[CLOCK_PORT].wait(max(0.0, min(CLIENT_S, deadline_s - time.monotonic())))

@@ -1,8 +1,8 @@
 """Results of trainings: throughput, its scaling with ranks, waits, and lost time.
 
-Reads the metrics.jsonl of a run as sessions, each with its timed stretches of steps. A session lies
-between two starts: an attempt, or a job that resumed the run. Broken lines (from a kill in mid-write) and
-lines of unknown kind are skipped. Imports no torch and nothing of windlass.train.
+Reads the metrics.jsonl of a run as sessions, each with its timed stretches of steps. A session is one start
+of the run: an attempt, or a job that resumed it. Broken lines (from a kill during a write) and lines of
+unknown kind are skipped. Imports neither torch nor windlass.train.
 
 A row is a run on one number of ranks, so a run that continued with fewer ranks has two. Ideal throughput
 is that of the fewest ranks, scaled by the number of ranks. `write_chart` draws throughput and efficiency
@@ -25,7 +25,7 @@ from windlass import names
 from windlass.errors import SpecError
 
 _MAX_LINE_BYTES = 1 << 20  # lines have a few kilobytes, and longer ones are not read into memory
-_DEEPEST = 3  # levels of subfolders to search: <jobs>/<job>/out/<run>
+_MAX_DEPTH = 3  # levels of subfolders to search: <jobs>/<job>/out/<run>
 _MUCH_WAITING = 0.2
 _MAX_LOST_SHARE = 0.1
 _SAME_BATCH = 0.02  # relative tolerance, because the last step of an epoch may be smaller
@@ -68,7 +68,7 @@ def find_metrics_files(place: Path) -> list[Path]:
     files = []
     for folder, subfolders, inside in os.walk(place):
         depth = len(Path(folder).relative_to(place).parts)
-        subfolders[:] = [] if depth >= _DEEPEST else sorted(subfolders)
+        subfolders[:] = [] if depth >= _MAX_DEPTH else sorted(subfolders)
         if names.METRICS_FILE in inside:
             subfolders.clear()
             files.append(Path(folder) / names.METRICS_FILE)
@@ -89,12 +89,12 @@ def read_sessions(path: Path) -> list[Session]:
         if line["event"] == "end":
             session.is_ok = bool(line.get("ok"))
         stretch = _read_stretch(line) if line["event"] == "metrics" else None
-        if stretch is not None and not _is_reported(stretch, session):
+        if stretch is not None and not _is_repeated(stretch, session):
             session.stretches.append(stretch)
     return sessions
 
 
-def _is_reported(stretch: Stretch, session: Session) -> bool:
+def _is_repeated(stretch: Stretch, session: Session) -> bool:
     """Return whether a stretch repeats the last one, because meters were read twice without a step."""
     return bool(session.stretches) and stretch.last_step <= session.stretches[-1].last_step
 
@@ -228,7 +228,7 @@ def find_remarks(rows: Sequence[TrainingRow]) -> Iterator[str]:
         if row.num_sessions > 1 and row.productive_share < 1 - _MAX_LOST_SHARE:
             yield (
                 f"{row.run} was started {row.num_sessions} times, and {1 - row.productive_share:.0%} of its "
-                "time went into starts, other work and steps done again: checkpoints more often may help"
+                "time went into starts, other work and repeated steps: saving more often may help"
             )
 
 

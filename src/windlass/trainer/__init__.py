@@ -11,7 +11,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 
-_WHERE = {
+_MODULES = {
     "TrainerClient": "windlass.trainer.client",
     "TrainerJob": "windlass.trainer.statuses",
     **dict.fromkeys(("KubernetesBackendConfig", "LocalProcessBackendConfig"), "windlass.trainer.engine_pick"),
@@ -52,7 +52,7 @@ _INSTEAD = {
     "TrainingClient": "TrainerClient also has its create_job",
 }
 
-__all__ = sorted(_WHERE)
+__all__ = sorted(_MODULES)
 
 if TYPE_CHECKING:
     from typing import Any
@@ -88,12 +88,12 @@ def explain_missing(name: str) -> str:
 def __getattr__(name: str) -> Any:
     if name in _INSTEAD:
         raise ImportError(f"windlass.trainer has no {name}: {_INSTEAD[name]}")
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module 'windlass.trainer' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_WHERE[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHERE})
+    return sorted({*globals(), *_MODULES})

@@ -320,7 +320,7 @@ class TrainerClient:
         if request.name:
             flags["name"] = request.name
         self._keep_image(flags)
-        with self._names.taking():
+        with self._names.locked():
             if replaces:
                 self._remove_ended(request.name)
             prepared = prepare_job(
@@ -359,7 +359,7 @@ class TrainerClient:
         return settings
 
     def _keep_image(self, flags: dict[str, Any]) -> None:
-        """Do not pull a moving tag that a node already has. A patch of the client's own disables this."""
+        """Use a node's copy of an image with a moving tag, if it has one. A `patch` setting disables this."""
         if self._dialect is None or flags.get("patch") or self._settings.value("patch"):
             return
         image = str(flags.get("image") or self._settings.image or "")

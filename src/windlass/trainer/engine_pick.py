@@ -82,15 +82,15 @@ def pick_engine(
     if backend == "local" and not engine:
         choice = EngineChoice(engine="local", why="LocalProcessBackendConfig")
     elif backend and not engine:
-        choice = _look_at_cluster(settings, "KubernetesBackendConfig")
+        choice = _choose_on_cluster(settings, "KubernetesBackendConfig")
     else:
         choice = choose_where(engine, settings)
         if not engine and choice.engine == _CLUSTER and settings.origin("engine") == "default":
-            choice = _look_at_cluster(settings, choice.why)
+            choice = _choose_on_cluster(settings, choice.why)
     return choice, _read({**flags, "engine": choice.engine})
 
 
-def _look_at_cluster(settings: Settings, why: str) -> EngineChoice:
+def _choose_on_cluster(settings: Settings, why: str) -> EngineChoice:
     """Choose TrainJobs if the cluster serves them, and plain Jobs otherwise."""
     api = connect(context=settings.context, namespace=settings.namespace, engine=_TRAINJOB)
     try:

@@ -1,10 +1,10 @@
-"""Jobs by the names that users gave them, from a free name to its removal.
+"""Jobs by the names that users gave them: choosing ids, finding jobs, and removing them.
 
 On a cluster the name is the id, and so the name of the job's object. There are two exceptions. This
 machine may already know a job of that id in another place. Or the job runs on this machine, where ids must be
 unique across all homes. In both cases the id is generated from the name. The cluster and the local folders
-store names, so any process can find a job again. Removing a job deletes everything it left, so its name is
-free immediately.
+store names, so any process can find a job again. Removing a job deletes all of its objects and files, so its
+name is free immediately.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class JobNames:
         self._known: dict[str, TrainerJob] = {}
 
     @contextlib.contextmanager
-    def taking(self) -> Iterator[None]:
-        """Hold a lock against other users of local names. On a cluster its API server prevents duplicates."""
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the local names. On a cluster, the API server prevents duplicates instead."""
         if self._has_pods:
             yield
             return
@@ -77,7 +77,7 @@ class JobNames:
             )
         if not self._has_pods or not self._is_free(name):
             return ""
-        self._forget_rest(name)
+        self._remove_stale_files(name)
         return name
 
     def add(self, name: str, job: Job, engine: Engine) -> TrainerJob:
@@ -137,8 +137,8 @@ class JobNames:
     def _has_folder(self, job_id: str) -> bool:
         return self._has_pods and (self._home / job_id).exists()
 
-    def _forget_rest(self, job_id: str) -> None:
-        """Remove local files of a job that was deleted from the cluster by other means."""
+    def _remove_stale_files(self, job_id: str) -> None:
+        """Remove the local files of a job that was deleted from the cluster without Windlass."""
         if self._has_folder(job_id):
             self.engine.remove(JobRef(self.engine.name, job_id, self._place["namespace"]))
 
@@ -157,7 +157,7 @@ def _check_name(name: object) -> None:
 
 
 def remove_job(known: TrainerJob, api: Api | None, dialect: Dialect | None) -> None:
-    """End a job, forget it, and wait until the cluster has removed its objects."""
+    """End a job, remove it, and wait until the cluster has removed its objects."""
     job = known.job
     if not job.done():
         job.cancel(why="deleted by its client")
@@ -195,12 +195,12 @@ def _is_gone(job_id: str, api: Api, dialect: Dialect) -> bool:
     ]
     if dialect.prerequisite is not None:
         objects.append((dialect.prerequisite.kind, job_id))
-    if any(_is_there(api, kind, name) for kind, name in objects):
+    if any(_exists(api, kind, name) for kind, name in objects):
         return False
     return not api.list(PODS, labels=f"{names.LABEL_JOB}={job_id}")
 
 
-def _is_there(api: Api, kind: ObjectKind, name: str) -> bool:
+def _exists(api: Api, kind: ObjectKind, name: str) -> bool:
     try:
         api.get(kind, name)
     except NotFound:

@@ -37,7 +37,7 @@ _ENDS = {
 }
 _HOLDS = frozenset({NOT_ADMITTED, QUEUE_MISSING, QUEUE_TOO_SMALL, SUSPENDED})
 _V2 = {RESTARTING: RUNNING, HELD: CREATED, SUCCEEDED: COMPLETE}
-_LOOK_S = 0.2  # longest time between two checks, which send no requests to a cluster
+_POLL_S = 0.2  # longest time between two checks, which send no requests to a cluster
 
 
 def name_v1(status: JobStatus) -> str:
@@ -102,14 +102,14 @@ def wait_for_report(
     _check(expected, words, timeout_s, every_s)
     seen = ""
 
-    def is_there() -> bool:
+    def is_reached() -> bool:
         nonlocal seen
         seen = name_status(known.job.status())
         if notify is not None:
             notify()
         return seen in expected or seen in ENDED
 
-    wait_until(is_there, timeout_s=timeout_s, every_s=min(every_s, _LOOK_S))
+    wait_until(is_reached, timeout_s=timeout_s, every_s=min(every_s, _POLL_S))
     if seen in expected:
         return
     if seen in ENDED:

@@ -1,6 +1,6 @@
-"""Jobs, their events and runtimes as v2's SDK shows them.
+"""Jobs, their events and runtimes, in the form of the v2 SDK.
 
-A job is shown from its status and plan and, on a cluster, its pods and events. Runtimes are those of a
+A job's record combines its status and plan and, on a cluster, its pods and events. Runtimes are those of a
 cluster with Kubeflow Trainer, or a single built-in one. The copies of runtimes that jobs own are not
 listed.
 """
@@ -73,7 +73,7 @@ def find_runtime(wanted: str | Runtime | None, runtimes: list[Runtime]) -> Runti
         if runtime.name == name:
             return runtime
     known = [runtime.name for runtime in runtimes]
-    hint = did_you_mean(name, known) if known else "ask a cluster admin to create one"
+    hint = did_you_mean(name, known) if known else "ask an admin of the cluster to create one"
     raise WrongArgument(f"there is no runtime {name!r}", hint=hint)
 
 
@@ -144,7 +144,7 @@ def make_train_job(known: TrainerJob, api: Api | None, dialect: Dialect | None) 
 
 
 def is_adopted(status: JobStatus) -> bool:
-    """Return whether the job was not created by Windlass, but with kubectl or the SDK."""
+    """Return whether the job was created by kubectl or the SDK instead of Windlass."""
     return any(condition.reason == names.REASON_ADOPTED for condition in status.conditions)
 
 

@@ -72,7 +72,7 @@ def test_doctor_warns_and_prints_the_cluster_role(cluster, settings):
     assert "kind: ClusterRole" in check.more
     cluster.refusals.clear()
     check = {check.name: check for check in check_cluster(settings)}["runtimes"]
-    assert (check.state, check.found) == ("ok", f"there is: {RUNTIME}")
+    assert (check.state, check.found) == ("ok", f"available: {RUNTIME}")
 
 
 @on_trainjob
