@@ -46,8 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
         process_guard.install(config)
     for line in (
         "chaos: stops nodes or the API server for all tests, so it runs alone",
-        "local_only(reason): a contract that cannot hold on a cluster",
-        "cluster_only(reason): a contract that is meaningless on one machine",
+        "local_only(reason): a contract that does not apply to clusters",
+        "cluster_only(reason): a contract that does not apply to one machine",
     ):
         config.addinivalue_line("markers", line)
 

@@ -37,9 +37,8 @@ def main() -> None:
         optimizer.step()
         wl.report(step=step, total=TOTAL, loss=loss)
         if rank == 0 and step % SAVE_EVERY == 0:
-            beside = checkpoint.with_suffix(
-                ".new"
-            )  # rename when complete, so no partial file is loaded
+            # write to another file and rename it, so that no partial file is ever loaded
+            beside = checkpoint.with_suffix(".new")
             torch.save((step, model.state_dict()), beside)
             beside.replace(checkpoint)
         if rank == 1 and step == FAIL_AT and attempt == 0:

@@ -10,7 +10,7 @@ import windlass as wl
 
 
 class Trainer:
-    """Fits a line to points, on all ranks together."""
+    """Model of a line, fitted to points by all ranks together."""
 
     def __init__(self, lr: float) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""An app: runs your torchrun command once on every node, which together form one world.
+"""An app: runs your torchrun command once on every node. Together the nodes form one world.
 
     windlass deploy examples/06_app.py             # starts it and returns: windlass logs ddp-training -f
     python examples/06_app.py                      # starts it, prints its output, and how it ended

@@ -1,7 +1,7 @@
 """Decorators: a function that declares where it runs. Its nodes stay up, so later calls start immediately.
 
     windlass deploy examples/07_decorators.py      # starts the nodes and returns
-    python examples/07_decorators.py               # calls the function, from here or any other place
+    python examples/07_decorators.py               # calls the function, from this or any other folder
 
 Edit the function and deploy it again to run the new code on the same nodes. They stop after ten minutes
 without a call, or with `windlass compute rm estimates`.

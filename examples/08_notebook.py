@@ -1,4 +1,4 @@
-"""A notebook: functions of cells run on nodes that stay up. Edit a cell, run it, and call the function again.
+"""A notebook: functions from cells run on nodes that stay up. Edit a cell, run it, and call the function.
 
 The cells (`# %%`) work in VS Code, Spyder and jupytext, without magics and without writing a file. Each call
 sends the current function, with the functions and values of other cells that it uses.
@@ -31,7 +31,7 @@ SCALE = 100.0
 print(remote(1.0))
 
 
-# %% the function's cell again, edited, which needs no further step
+# %% the function's cell after an edit, which needs no further step
 def score(x: float) -> float:  # type: ignore[no-redef]
     import os
 

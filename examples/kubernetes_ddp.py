@@ -26,7 +26,7 @@ FEATURES = 10
 
 
 class Trainer(Actor):
-    """One rank. The script provides the address where the ranks meet."""
+    """One rank. The script passes it the address at which the ranks rendezvous."""
 
     def __init__(self, gpus_per_host: int) -> None:
         self.rank = current_rank().rank

@@ -84,7 +84,9 @@ def test_agent_as_pid1_forwards_sigterm(contained, home, tmp_path):
 
 
 def test_cancel_leaves_no_processes(contained, tmp_path):
-    job = wl.submit(work.hang_and_breed, (str(tmp_path / "flag"),), procs=2, python=contained)
+    job = wl.submit(
+        work.spawn_children_and_hang, (str(tmp_path / "flag"),), procs=2, python=contained
+    )
     wait_for(lambda: len(list(tmp_path.glob("flag-*"))) == 2, "the ranks have children")
     job.cancel()
     assert job.wait(30).phase.value == "cancelled"

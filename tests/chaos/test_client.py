@@ -11,7 +11,7 @@ import time
 
 import pytest
 import rank_work as work
-from waits import find_left_over, wait_for
+from waits import find_leftovers, wait_for
 
 import windlass as wl
 
@@ -43,7 +43,7 @@ def _run_and_kill(tmp_path, delay_s: float, *words: str) -> str:
 def test_an_attached_job_ends(round_, home, tmp_path):
     delay_s = random.Random(SEED * 100 + round_).uniform(0.02, 1.2)
     _run_and_kill(tmp_path, delay_s, "hang.py", "--nodes", "2", "--lease", "0.3", "--grace", "1")
-    wait_for(lambda: not find_left_over(home), f"no process remains: {find_left_over(home)}", 20)
+    wait_for(lambda: not find_leftovers(home), f"no process remains: {find_leftovers(home)}", 20)
     for job in wl.jobs():
         assert job.status().phase.value in ("cancelled", "failed"), job.status()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import rank_work as work
-from waits import find_left_over, wait_for
+from waits import find_leftovers, wait_for
 
 import windlass as wl
 
@@ -44,7 +44,7 @@ def _choose(job: wl.Job, random_: random.Random) -> tuple[str, int, int]:
 def test_kill(round_, home, tmp_path):
     random_ = random.Random(SEED * 1000 + round_)
     job = wl.submit(
-        work.hang_and_breed,
+        work.spawn_children_and_hang,
         (str(tmp_path / "flag"),),
         nodes=NODES,
         procs=PROCS,
@@ -68,7 +68,7 @@ def test_kill(round_, home, tmp_path):
         assert (verdict.kind.value, verdict.node) == ("lost node", number), summary
     else:
         assert (verdict.node, verdict.signal) == (number, "SIGKILL"), summary
-    wait_for(lambda: not find_left_over(home), f"no process remains: {find_left_over(home)}", 15)
+    wait_for(lambda: not find_leftovers(home), f"no process remains: {find_leftovers(home)}", 15)
 
 
 def test_a_job_with_restarts_survives_a_killed_fork_server(home, tmp_path):

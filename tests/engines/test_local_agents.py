@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from waits import find_left_over, wait_for
+from waits import find_leftovers, wait_for
 
 import windlass as wl
 from windlass.engines.local.local_agents import make_guess
@@ -89,4 +89,4 @@ def test_bad_usage_leaves_no_agent_behind(home):
     wl.run(lambda: None, quiet=True)
     ran = _windlass("train.py", "--nodes", "0")
     assert ran.returncode == 2
-    wait_for(lambda: not find_left_over(home), "the agent that was started ahead has ended")
+    wait_for(lambda: not find_leftovers(home), "the agent that was started ahead has ended")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from parity.launches import Launches
-from waits import find_left_over, wait_for
+from waits import find_leftovers, wait_for
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,7 +22,7 @@ def home(shared: Path) -> Iterator[Path]:
         patch.setenv("WINDLASS_HOME", str(folder))
         patch.setenv("XDG_CONFIG_HOME", str(shared / "config"))
         yield folder
-    wait_for(lambda: not find_left_over(folder), f"no process left: {find_left_over(folder)}", 15.0)
+    wait_for(lambda: not find_leftovers(folder), f"no process left: {find_leftovers(folder)}", 15.0)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from cluster_shared import SharedFolder, make_shared
-from waits import find_left_over, wait_for
+from waits import find_leftovers, wait_for
 from warm_computes import PROJECT, Client, Ground, Project
 
 import windlass as kt
@@ -46,7 +46,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("XDG_CONFIG_HOME", str(folder.parent / "config"))
         patch.chdir(PROJECT)
         yield folder
-    wait_for(lambda: not find_left_over(folder), f"no process left: {find_left_over(folder)}", 15.0)
+    wait_for(lambda: not find_leftovers(folder), f"no process left: {find_leftovers(folder)}", 15.0)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waits import find_left_over, wait_for
+from waits import find_leftovers, wait_for
 
 import windlass as kt
 
@@ -75,7 +75,7 @@ def test_actors_of_a_call_end_with_it(compute, home):
 
 
 def find_actors(home: Path) -> list[int]:
-    lines = [line for line in find_left_over(home) if "bootstrap_main" in line]
+    lines = [line for line in find_leftovers(home) if "bootstrap_main" in line]
     return [int(line.partition(":")[0]) for line in lines]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from kept_files import files_with
 from ray_tasks import look, run_ray_job, use_until_killed
-from waits import find_left_over, wait_for
+from waits import find_leftovers, wait_for
 
 import windlass as kt
 from windlass.waiting import wait_until
@@ -43,7 +43,7 @@ def distribute(compute: kt.Compute, function: Any) -> kt.Remote:
 
 def find_ray_processes(home: Path, name: str, address: str = "") -> list[int]:
     """Return the PIDs of Ray's processes of that name, optionally only of the node at an address."""
-    lines = [line for line in find_left_over(home) if name in line.split(" ", 2)[1]]
+    lines = [line for line in find_leftovers(home) if name in line.split(" ", 2)[1]]
     at = f"--node_ip_address={address}" if address else ""
     return [int(line.partition(":")[0]) for line in lines if at in line]
 
@@ -61,7 +61,7 @@ def test_calls_share_a_cluster_and_its_token_stays_secret(compute, home):
     assert first["gpus"] == {"127.0.0.2": 0, "127.0.0.3": 1}
     assert len(first["token"]) == 64
     assert find_ray_processes(home, "raylet") != []
-    assert not any(first["token"] in line for line in find_left_over(home))
+    assert not any(first["token"] in line for line in find_leftovers(home))
     assert files_with(home, first["token"]) == []
     status = kt.attach(str(compute.nodes().ref)).status()
     assert "the 1 GPU(s) of node 1 are pretended" in [c.message for c in status.conditions]
@@ -178,7 +178,7 @@ class RayJob:
     def check_all_processes_have_exited(self) -> None:
         wait_until(lambda: self.find() == [], timeout_s=60.0)
         left = [f"{pid}:" for pid in self.find()]
-        assert [line for line in find_left_over(self._home) if line.startswith(tuple(left))] == []
+        assert [line for line in find_leftovers(self._home) if line.startswith(tuple(left))] == []
 
 
 @pytest.fixture

@@ -37,11 +37,11 @@ CHOICE = pytest.StashKey[CaseChoice]()
 
 @dataclass(slots=True, kw_only=True)
 class CaseRecorder:
-    """Passes the options to pytest, and reports the result of each case."""
+    """Pytest hooks that pass on the options, and report the result of each case."""
 
     choice: CaseChoice
     begin: Callable[[list[str]], None]
-    tell: Callable[[CaseResult], None]
+    report_result: Callable[[CaseResult], None]
     was_interrupted: bool = False
     collect_error: str = ""
     _phases: dict[str, list[pytest.TestReport]] = field(default_factory=dict)
@@ -61,14 +61,14 @@ class CaseRecorder:
         phases = self._phases.setdefault(report.nodeid, [])
         phases.append(report)
         if report.when == "teardown":
-            self.tell(make_result(name_case(report.nodeid, self.choice.engine), phases))
+            self.report_result(make_result(name_case(report.nodeid, self.choice.engine), phases))
 
     def pytest_keyboard_interrupt(self) -> None:
         self.was_interrupted = True
 
 
 def name_case(nodeid: str, engine: str) -> str:
-    """Return the case without its engine: `test_life.py::test_x[local-a]` becomes `test_life::test_x[a]`."""
+    """Return a case's short name: `test_life::test_x[a]` for `test_life.py::test_x[local-a]` on `local`."""
     case = nodeid.replace(".py::", "::")
     for here, short in ((f"[{engine}]", ""), (f"[{engine}-", "["), (f"-{engine}]", "]")):
         case = case.replace(here, short)
@@ -132,7 +132,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def space(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Provide the user's namespace, with a folder that pods share if a case needs one and it is available."""
+    """Provide the user's namespace, with a folder that pods share if a case needs one and it can be made."""
     choice = request.config.stash[CHOICE]
     place = choice.place
     if place is None:

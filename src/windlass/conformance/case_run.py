@@ -28,7 +28,7 @@ _INI = """\
 pythonpath = .
 addopts = --import-mode=importlib --strict-markers --timeout=300
 """
-_AGAIN = "pip install --upgrade 'windlass[conformance]'"
+_REINSTALL = "pip install --upgrade 'windlass[conformance]'"
 
 
 def check_pytest() -> None:
@@ -46,7 +46,7 @@ def run_cases(
     runs_all: bool,
     claim: str,
     begin: Callable[[list[str]], None],
-    tell: Callable[[CaseResult], None],
+    report_result: Callable[[CaseResult], None],
 ) -> None:
     """Run the chosen cases and report each result. Missing requirements raise before the first case.
 
@@ -56,7 +56,7 @@ def run_cases(
 
     engine = make_engine(settings.engine, settings)
     with (
-        _clean_end(),
+        _sigterm_as_interrupt(),
         _open_place(settings, claim) as place,
         _make_project() as (project, scratch),
     ):
@@ -67,14 +67,14 @@ def run_cases(
             claim=claim,
             runs_all=runs_all or bool(keyword),
         )
-        recorder = CaseRecorder(choice=choice, begin=begin, tell=tell)
+        recorder = CaseRecorder(choice=choice, begin=begin, report_result=report_result)
         _run_pytest(recorder, project, scratch, keyword)
     if recorder.was_interrupted:
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
-def _clean_end() -> Iterator[None]:
+def _sigterm_as_interrupt() -> Iterator[None]:
     """Treat SIGTERM like Ctrl-C, so that the cleanup runs."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -104,7 +104,11 @@ def _run_pytest(recorder: CaseRecorder, project: Path, scratch: Path, keyword: s
     words += ["-p", "no:cacheprovider", "-p", "pytest_timeout", str(project)]
     words += ["-k", keyword] if keyword else []
     # discard pytest's own report, because the table replaces it
-    with _at_home(project), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+    with (
+        _in_project(project),
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+    ):
         code = pytest.main(words, plugins=[recorder, case_plugin])
     if recorder.collect_error:
         raise EngineError(f"the cases cannot be loaded:\n{recorder.collect_error}")
@@ -113,7 +117,7 @@ def _run_pytest(recorder: CaseRecorder, project: Path, scratch: Path, keyword: s
             f"no case matches {keyword!r}", hint="run all cases with: windlass conformance --all"
         )
     if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
-        raise EngineError(f"pytest could not run the cases (exit code {code:d})", hint=_AGAIN)
+        raise EngineError(f"pytest could not run the cases (exit code {code:d})", hint=_REINSTALL)
 
 
 @contextlib.contextmanager
@@ -128,7 +132,7 @@ def _make_project() -> Iterator[tuple[Path, Path]]:
 
 
 @contextlib.contextmanager
-def _at_home(project: Path) -> Iterator[None]:
+def _in_project(project: Path) -> Iterator[None]:
     """Enter the project, without the user's pytest options and plugins."""
     here, environ = Path.cwd(), dict(os.environ)
     os.environ.pop("PYTEST_ADDOPTS", None)

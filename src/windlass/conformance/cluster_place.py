@@ -46,7 +46,7 @@ _GONE_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConformancePlace:
-    """Properties that all jobs of the cases share. `config` is a settings file, `label` marks objects."""
+    """Properties that all jobs of the cases share. `config` is a settings file, and `label` marks objects."""
 
     api: Api
     image: str
@@ -136,7 +136,7 @@ def _create(api: Api) -> None:
 
 
 def _run_first(prepared: Prepared) -> None:
-    """Run a first job, which pulls the images and reports once what keeps pods from running."""
+    """Run a first job, which pulls the images and reports any problem that keeps pods from running."""
     job = prepared.start()
     try:
         status = job.wait(_FIRST_JOB_S, say=lambda _: say(_explain(job)))

@@ -63,7 +63,7 @@ import rank_work
 import windlass as wl
 
 try:
-    wl.run(rank_work.wait_to_be_told, args=[sys.argv[1]], procs=2)
+    wl.run(rank_work.wait_for_signal, args=[sys.argv[1]], procs=2)
 except Exception as error:
     print("swallowed", type(error).__name__)
 except KeyboardInterrupt:

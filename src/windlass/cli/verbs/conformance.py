@@ -91,7 +91,7 @@ def conformance(
             runs_all=runs_all,
             claim=claim,
             begin=table.begin,
-            tell=table.add,
+            report_result=table.add,
         )
     finally:
         if as_json:

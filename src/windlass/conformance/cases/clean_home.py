@@ -1,4 +1,4 @@
-"""A fixture for every case: a home of its own, a clean environment, and a check for leftover processes."""
+"""Fixture for every case: a separate home, a clean environment, and a check for leftover processes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from waits import find_left_over, wait_for
+from waits import find_leftovers, wait_for
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Provide a home of its own. Afterwards none of its jobs may be running."""
+    """Provide a separate home, and check afterwards that no process of its jobs remains."""
     for name in list(os.environ):
         if name.startswith(("WINDLASS_", "TORCHELASTIC_")) or name == "NO_COLOR":
             monkeypatch.delenv(name)
@@ -22,5 +22,5 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     if (folder / "jobs").exists():
         wait_for(
-            lambda: not find_left_over(folder), f"no process left: {find_left_over(folder)}", 15.0
+            lambda: not find_leftovers(folder), f"no process left: {find_leftovers(folder)}", 15.0
         )

@@ -58,7 +58,7 @@ server.serve_forever()
 
 
 class Files:
-    """Reads and writes files of the claim below `ROOT`, from outside the cluster."""
+    """Client that reads and writes files of the claim below `ROOT`, from outside the cluster."""
 
     def __init__(self, dial: Callable[[], socket.socket]) -> None:
         self._connection = _Connection(dial)

@@ -102,5 +102,5 @@ def make_shared(files: Files | None, folder: Path) -> SharedFolder:
 
 
 def _wait_for(folder: SharedFolder, names: tuple[str, ...], *, every_s: float) -> None:
-    are_there = wait_until(lambda: set(names) <= folder.names(), timeout_s=_WAIT_S, every_s=every_s)
-    assert are_there, f"after {_WAIT_S} s only {folder.names()} of {names}"
+    do_exist = wait_until(lambda: set(names) <= folder.names(), timeout_s=_WAIT_S, every_s=every_s)
+    assert do_exist, f"after {_WAIT_S} s only {folder.names()} of {names}"

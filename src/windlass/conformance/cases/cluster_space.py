@@ -2,7 +2,7 @@
 
 `open_space` creates a namespace with restricted Pod Security and deletes it afterwards. `open_files` provides
 the folder in any namespace: a claim, created unless one is named, and a pod that serves its files. This needs
-a default storage class that supports ReadWriteMany claims. `NoSharedFolder` has the reason if it does not.
+a default storage class that supports ReadWriteMany claims. Otherwise `NoSharedFolder` names the reason.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NoSharedFolder(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """Place for one process's cases. If pods share no folder, `files` is None and `no_files` says why."""
+    """Place for one process's cases. If pods share no folder, `files` is None and `no_files` the reason."""
 
     api: Api
     image: str
@@ -70,7 +70,7 @@ class Space:
         return may(self.api, verb, resource, namespace=self.namespace)
 
     def list_foreign(self, kind: ObjectKind) -> set[str]:
-        """Return the ids of jobs of this kind in the namespace that belong to others."""
+        """Return the ids of jobs of this kind in the namespace that do not belong to this run."""
         if not self.label:
             return set()
         others = self.api.list(kind, labels=self.label.replace("=", "!="))
@@ -193,8 +193,8 @@ def _make_server(name: str, claims: Mapping[str, str], image: str) -> dict[str, 
     }
 
 
-def _wait(is_so: Callable[[], bool], timeout_s: float, why_not: Callable[[], str]) -> None:
-    if not wait_until(is_so, timeout_s=timeout_s, every_s=0.1):
+def _wait(condition: Callable[[], bool], timeout_s: float, why_not: Callable[[], str]) -> None:
+    if not wait_until(condition, timeout_s=timeout_s, every_s=0.1):
         raise NoSharedFolder(f"after {timeout_s:g} s: {why_not()}")
 
 

@@ -1,9 +1,9 @@
-"""The contract: cases that hold on every engine. The plugin beside this file sets the engine they run on.
+"""The contract: cases that must pass on every engine. A pytest plugin sets the engine that they run on.
 
 `on` runs and submits jobs on one engine. `shared` is a folder that ranks and case can both access. Markers:
 
-- `local_only`: the case cannot hold on a cluster (with the reason).
-- `cluster_only`: the case is meaningless on one machine (with the reason).
+- `local_only`: the case does not apply to clusters (with the reason).
+- `cluster_only`: the case does not apply to one machine (with the reason).
 - `needs_can`: the case needs a capability that not every dialect has.
 - `needs_right`: the case does more than a user's Role allows.
 - `engine_matters`: the result depends on where nodes come from.
@@ -11,8 +11,8 @@
 
 By default users run the cases marked `engine_matters` or `quick`.
 
-The engine and `space` come from outside. `windlass.conformance` provides them when a user runs the cases.
-Otherwise the project's conftest does, which runs them on every engine.
+This file does not provide the engine and `space`. `windlass.conformance` does when a user runs the cases.
+Otherwise the project's conftest does, and runs them on every engine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from clean_home import home
 from cluster_shared import SharedFolder, make_shared
-from waits import find_left_over
+from waits import find_leftovers
 
 import windlass as wl
 from windlass import names
@@ -48,13 +48,13 @@ CODE = Path("/windlass/job/code")
 
 def pytest_configure(config: pytest.Config) -> None:
     for line in (
-        "local_only(reason): a contract that cannot hold on a cluster",
-        "cluster_only(reason): a contract that is meaningless on one machine",
+        "local_only(reason): a contract that does not apply to clusters",
+        "cluster_only(reason): a contract that does not apply to one machine",
         "engine_matters: a contract that depends on where nodes come from",
         "quick: a contract that starts no job",
         "needs_can(capability): a contract that needs a capability not every dialect has",
         "needs_right(verb, resource): a case that needs a right that jobs do not need",
-        "long: a case that takes many seconds by its nature",
+        "long: a case that takes many seconds",
     ):
         config.addinivalue_line("markers", line)
 
@@ -82,8 +82,8 @@ class Runner:
         assert status.phase.value in ("failed", "cancelled"), status
         return job
 
-    def there(self, path: Path, *, project: Path = PROJECT) -> Path:
-        """Return where ranks find a file or folder of a project."""
+    def path_in_rank(self, path: Path, *, project: Path = PROJECT) -> Path:
+        """Return the path at which ranks find a file or folder of a project."""
         return path if self.space is None else CODE / path.relative_to(project)
 
     @property
@@ -100,10 +100,10 @@ class Runner:
         """Moments that only this engine adds to a job's timeline."""
         return set() if self.space is None else {"queued", "scheduled", "image", "container"}
 
-    def left_of(self, job: wl.Job) -> list[str]:
-        """Return what exists of a job outside its own folder: processes or objects."""
+    def find_remains(self, job: wl.Job) -> list[str]:
+        """Return the processes or objects of a job that exist outside its own folder."""
         if self.space is None:
-            return find_left_over(Path(os.environ["WINDLASS_HOME"]))
+            return find_leftovers(Path(os.environ["WINDLASS_HOME"]))
         return self.space.find_objects(f"{names.LABEL_JOB}={job.id}", main=self.kind)
 
     def clean(self) -> None:

@@ -157,8 +157,8 @@ def wait_for_file(path: str | Path, timeout_s: float = 120.0) -> None:
         time.sleep(0.01)
 
 
-def wait_to_be_told(path: str) -> None:
-    """Wait for a signal, and record beside `path` which one came."""
+def wait_for_signal(path: str) -> None:
+    """Wait for a signal, and record which one arrived in a file beside `path`."""
     mark = f"{path}-{rank()}"
 
     def on_term(*_: Any) -> None:
@@ -178,8 +178,8 @@ def hang() -> None:
     time.sleep(600)
 
 
-def hang_and_breed(flag: str) -> None:
-    """Leave children of every kind: in the group, in a session of their own, and double-forked."""
+def spawn_children_and_hang(flag: str) -> None:
+    """Start children of every kind: in the process group, in a separate session, and double-forked."""
     subprocess.Popen(["sleep", "601"])
     subprocess.Popen(["sleep", "602"], start_new_session=True)
     subprocess.Popen(["sh", "-c", "setsid sleep 603 & exit 0"]).wait()
@@ -187,8 +187,8 @@ def hang_and_breed(flag: str) -> None:
     time.sleep(600)
 
 
-def breed_and_fail_once(mark: str) -> list[str]:
-    """Leave children and fail in attempt 0. In attempt 1, return the children that are still running."""
+def spawn_children_and_fail_once(mark: str) -> list[str]:
+    """Start children and fail in attempt 0. In attempt 1, return the children that are still running."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         subprocess.Popen(["sleep", mark])
         subprocess.Popen(["sleep", mark], start_new_session=True)

@@ -1,4 +1,4 @@
-"""A client that connects after a job has ended, and never knew it, finds all of it."""
+"""A new client that connects after a job has ended gets its status, logs and results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import windlass as wl
 from windlass.waiting import wait_until
 
 pytestmark = [
-    pytest.mark.cluster_only("one machine has one home, and the job's folder is in it"),
+    pytest.mark.cluster_only("a local job's folder is in its client's home"),
     pytest.mark.needs_can("ends"),
 ]
 

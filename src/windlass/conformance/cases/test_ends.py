@@ -18,7 +18,7 @@ FOLDER = f"{names.JOB_FOLDER}/attempt-0"
 HEADER = '{"rank":0,"attempt":0,"state":"returned","at_s":1.0}'
 
 
-def submit_unseen(on, shared, *target, **settings):
+def submit_and_disconnect(on, shared, *target, **settings):
     """Submit a job, disconnect once it runs, and return its reference."""
     job = on.submit(*target, **settings)
     shared.wait_for("up")
@@ -38,7 +38,7 @@ def is_complete(on, ref):
 @pytest.mark.engine_matters
 @pytest.mark.needs_right("delete", "pods")
 def test_a_job_whose_pods_are_deleted_before_a_client_looks_has_ended(on, shared):
-    ref = submit_unseen(on, shared, work.return_bytes, (shared.path, 10))
+    ref = submit_and_disconnect(on, shared, work.return_bytes, (shared.path, 10))
     shared.touch("go")
     wait_for(lambda: is_complete(on, ref), "the Job is complete")
     for pod in find_pods(on, ref):
@@ -55,7 +55,7 @@ def test_a_job_whose_pods_are_deleted_before_a_client_looks_has_ended(on, shared
 
 def test_a_large_result_is_kept_for_a_later_client(on, shared):
     """The result is too large for a pod's log."""
-    ref = submit_unseen(on, shared, work.return_bytes, (shared.path, 5 << 20))
+    ref = submit_and_disconnect(on, shared, work.return_bytes, (shared.path, 5 << 20))
     shared.touch("go")
     assert wl.attach(ref).results(timeout_s=120) == [b"v" * (5 << 20)]
 
@@ -70,7 +70,7 @@ result = pathlib.Path("{FOLDER}/rank-0.result")
 result.write_text({HEADER!r} + chr(10))
 os.truncate(result, 64 << 30)
 """
-    ref = submit_unseen(on, shared, ["python3", "-c", script], lease_s=1, memory="300Mi")
+    ref = submit_and_disconnect(on, shared, ["python3", "-c", script], lease_s=1, memory="300Mi")
     shared.touch("go")
     wait_for(lambda: is_complete(on, ref), "the Job is complete")
     [pod] = find_pods(on, ref)

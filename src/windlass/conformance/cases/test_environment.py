@@ -54,7 +54,7 @@ def test_threads_are_decided_as_torchrun_does(on, monkeypatch):
     )
 
 
-@pytest.mark.local_only("pods have the image's environment and what --env says, not the client's")
+@pytest.mark.local_only("pods have the image's environment and what --env sets, not the client's")
 def test_threads_of_the_client_are_the_ranks(on, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     [_, found] = on.run(work.environment, (["OMP_NUM_THREADS"],), procs=2)
@@ -73,9 +73,9 @@ def test_env_of_any_content(on):
     assert on.run(work.environment, (list(env),), env=env) == [env]
 
 
-def test_user_code_is_at_home(on):
+def test_user_code_runs_in_the_main_module_and_thread(on):
     [found] = on.run(work.where_am_i)
-    cwd = str(on.there(Path.cwd()))
+    cwd = str(on.path_in_rank(Path.cwd()))
     assert found == {"thread": True, "main": "__main__", "cwd": cwd, "stdin": ""}
 
 
@@ -98,7 +98,7 @@ def test_a_script_runs_as_under_python(on, tmp_path, monkeypatch):
     job = on.submit("pkg/a script.py", args)
     job.wait(90)
     text = "\n".join(line.text for line in job.logs())
-    where = on.there(script, project=tmp_path)
+    where = on.path_in_rank(script, project=tmp_path)
     assert text == f"{['pkg/a script.py', *args]} imported from beside True {where}"
 
 

@@ -30,13 +30,13 @@ def test_an_exception_keeps_its_attributes(on):
 
 
 @pytest.mark.parametrize(
-    ("how", "says"),
+    ("how", "message"),
     [
         ("lock", "RuntimeError: holds a lock"),
     ],
 )
-def test_what_cannot_be_rebuilt_is_named(on, how, says):
-    with pytest.raises(wl.RemoteError, match=says):
+def test_an_exception_that_cannot_be_rebuilt_is_reported(on, how, message):
+    with pytest.raises(wl.RemoteError, match=message):
         on.run(work.fail, (how,))
 
 
@@ -58,7 +58,7 @@ def test_chained_exceptions_are_reported_completely(on):
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "says"),
+    ("how", "kind", "message"),
     [
         ("raise", "user error", "rank 1 on {job}-node-0 raised ValueError: boom é at"),
         ("memory", "out of memory", "raised MemoryError: too much"),
@@ -84,12 +84,12 @@ def test_chained_exceptions_are_reported_completely(on):
         "SIGTERM",
     ],
 )
-def test_verdict(on, how, kind, says):
+def test_verdict(on, how, kind, message):
     before_s = time.time()
     job = on.fail(work.fail, (how, 1), nodes=2, procs=2)
     verdict = job.verdict()
     assert verdict.kind.value == kind
-    assert says.format(job=job.id) in verdict.message
+    assert message.format(job=job.id) in verdict.message
     assert (verdict.rank, verdict.node, verdict.attempt) == (1, 0, 0)
     assert verdict.node_name == f"{job.id}-node-0"
     assert verdict.others == {"stopped": 3}

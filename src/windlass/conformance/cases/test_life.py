@@ -35,7 +35,7 @@ def test_restarts_run_out(on):
 
 def test_a_restart_finds_no_process_of_the_attempt_before(on):
     mark = f"{600 + random.random()}"
-    assert on.run(work.breed_and_fail_once, (mark,), nodes=2, restarts=1) == [[], []]
+    assert on.run(work.spawn_children_and_fail_once, (mark,), nodes=2, restarts=1) == [[], []]
 
 
 @pytest.mark.engine_matters
@@ -49,7 +49,7 @@ def test_time_limit(on):
 
 @pytest.mark.engine_matters
 def test_cancel_kills_every_descendant(on, shared):
-    job = on.submit(work.hang_and_breed, (f"{shared.path}/flag",), nodes=2, procs=2)
+    job = on.submit(work.spawn_children_and_hang, (f"{shared.path}/flag",), nodes=2, procs=2)
     shared.wait_for("flag-0", "flag-1", "flag-2", "flag-3")
     job.cancel(why="enough")
     status = job.wait(60)
@@ -110,15 +110,19 @@ def test_attach_by_reference_id_prefix_and_name(on):
 def test_nothing_is_left_of_a_job_that_was_cancelled_or_removed(on, shared):
     job = on.submit(work.stubborn, (f"{shared.path}/flag",), nodes=2, name="cancelled")
     shared.wait_for("flag")
-    assert on.left_of(job)
+    assert on.find_remains(job)
     job.cancel(now=True)
     assert job.wait(30).phase.value == "cancelled"
-    assert wait_until(lambda: not on.left_of(job), timeout_s=60, every_s=0.2), on.left_of(job)
+    assert wait_until(lambda: not on.find_remains(job), timeout_s=60, every_s=0.2), on.find_remains(
+        job
+    )
     job.remove()
     job = on.submit(work.rank, nodes=2, name="removed")
     assert job.results() == [0, 1]
     job.remove()
-    assert wait_until(lambda: not on.left_of(job), timeout_s=60, every_s=0.2), on.left_of(job)
+    assert wait_until(lambda: not on.find_remains(job), timeout_s=60, every_s=0.2), on.find_remains(
+        job
+    )
     assert wl.jobs() == []
 
 
@@ -175,7 +179,7 @@ def test_a_detached_job_outlives_its_client(on, shared):
 
 
 @pytest.mark.local_only("the agent of a pod cannot be stopped by its own ranks")
-def test_the_last_report_counts_however_late_it_is_read(on):
+def test_the_last_report_is_kept_if_it_is_read_late(on):
     job = on.submit(work.report_to_a_sleeping_agent)
     job.wait(60)
     assert job.status().progress.step == 7

@@ -1,4 +1,4 @@
-"""Deleted pods and suspended objects: replacement pods start, and the job continues to its end."""
+"""Deleted pods and suspended objects: replacement pods start, and the job continues."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def pair(on, shared):
 
 
 @pytest.mark.parametrize("size", [{"procs": 2}, {"nodes": 2}], ids=["procs", "nodes"])
-def test_its_peers_still_find_it(pair, shared, size):
+def test_its_peers_can_still_connect(pair, shared, size):
     job = pair(**size)
     assert not shared.exists("ended")
     shared.touch("go")

@@ -34,12 +34,12 @@ ARGUMENTS = [
 
 
 @pytest.mark.parametrize("args", ARGUMENTS)
-def test_arguments_travel_unchanged(on, args):
+def test_arguments_arrive_unchanged(on, args):
     kwargs = {"key": "v a l", "other": args}
     assert on.run(work.echo, args, kwargs) == [(args, kwargs)]
 
 
-def test_nan_travels(on):
+def test_nan_arrives(on):
     [((value,), _)] = on.run(work.echo, (float("nan"),))
     assert math.isnan(value)
 
@@ -101,7 +101,7 @@ def test_large_results(on):
     assert value == bytes(50_000_000)
 
 
-def test_what_cannot_travel_is_named_by_its_path(on):
+def test_an_unpicklable_result_is_reported_with_its_path(on):
     def make():
         import threading
 

@@ -28,7 +28,7 @@ def make_work():
             PipStep(packages=("--no-index", "./needs_torch-1.0-py3-none-any.whl")),
             RunStep(command=f'python -c "{look}" > seen; echo once >> count'),
         ]
-        said: list[str] = []
+        messages: list[str] = []
         for _ in range(2):
             paths = asyncio.run(
                 run_steps(
@@ -37,12 +37,12 @@ def make_work():
                     python=sys.executable,
                     cwd=str(project),
                     env=dict(os.environ),
-                    say=said.append,
+                    say=messages.append,
                 )
             )
         there = sorted(path.name for path in Path(paths[0]).glob("*.dist-info"))
         seen = (project / "seen").read_text().split()
-        return there, seen, (project / "count").read_text(), said
+        return there, seen, (project / "count").read_text(), messages
 
     return run_twice
 
@@ -55,9 +55,9 @@ def test_steps_run_once_over_what_the_image_has(on, tmp_path):
     wheel = make_wheel(tmp_path, "needs_torch", "1.0", requires=("torch>=2",), value=7)
     folder = "" if on.space else str(tmp_path)
     (found,) = on.run(make_work(), (wheel.read_bytes(), folder))
-    there, (value, version), counted, said = found
+    there, (value, version), counted, messages = found
     assert there == ["needs_torch-1.0.dist-info"]
     assert value == "7"
     assert version.startswith("2.")
     assert counted == "once\n"
-    assert len([line for line in said if line.startswith("step ")]) == 2
+    assert len([line for line in messages if line.startswith("step ")]) == 2

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def wait_for(is_so: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
     """Wait for a condition with a deadline."""
     deadline = time.monotonic() + timeout_s
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline, f"after {timeout_s} s still not: {what}"
         time.sleep(0.01)
 
 
-def find_left_over(home: Path) -> list[str]:
+def find_leftovers(home: Path) -> list[str]:
     """Find processes of the jobs under `home`, by their command line or environment."""
     left = []
     needle = str(home).encode()
