@@ -95,7 +95,7 @@ def test_client_reports_expired_certificates(tmp_path, caplog):
             sync.close()
 
     run_with_lead(files, visit)
-    assert not [r for r in caplog.records if "does not hold the job's key" in r.getMessage()]
+    assert not [r for r in caplog.records if "does not have the job's key" in r.getMessage()]
 
 
 @pytest.mark.parametrize(

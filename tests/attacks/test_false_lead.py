@@ -152,7 +152,7 @@ def test_lead_that_fails_tls_is_reported_once_and_not_dialed_again(tmp_path, cap
     run_among(tmp_path, [false_one], check)
     reports = read_reports()
     assert len(reports) == 1
-    assert "does not hold the job's key" in reports[0]
+    assert "does not have the job's key" in reports[0]
     assert "kubectl describe pod false-0" in reports[0]
 
 

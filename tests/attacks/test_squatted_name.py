@@ -191,7 +191,7 @@ def test_own_compute_is_recognized_by_its_keys(cluster, home):
     (folder.path / "ca.crt").write_bytes(files["ca.crt"])
     assert make_engine().plan(REF).work == plan.work
     put(cluster, plan)  # the same plan with another user's keys
-    with pytest.raises(KeysReplaced, match="are not those that it was submitted with") as error:
+    with pytest.raises(KeysReplaced, match="differ from those that it was submitted with") as error:
         make_engine().dial(REF)
     assert f"kubectl describe secret {JOB}" in error.value.hint
     with pytest.raises(KeysReplaced):

@@ -99,7 +99,7 @@ def test_nodes_are_the_pods_with_the_master_first(engine, cluster):
     assert [node.state for node in status.nodes] == ["joined", "joined"]
     why = explain(status, now_s=0.0)
     assert why.reason == "Adopted"
-    assert "2 of 2 pods run; it was not made by Windlass" in why.sentence
+    assert "2 of 2 pods run; it was not created by Windlass" in why.sentence
 
 
 @pytest.mark.parametrize(("condition", "phase"), [("Succeeded", "succeeded"), ("Failed", "failed")])
@@ -147,7 +147,7 @@ def test_logs_of_pods_are_merged_by_time_without_duplicates(engine, cluster):
 
 def test_adopted_job_has_no_results(engine, cluster):
     put_job(cluster, "Succeeded")
-    with pytest.raises(NotOurs, match="was not made by Windlass: it has no plan and no re"):
+    with pytest.raises(NotOurs, match="was not created by Windlass: it has no plan and no re"):
         engine.results(REF)
 
 

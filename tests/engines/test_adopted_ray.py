@@ -93,7 +93,7 @@ def test_head_is_node_0_and_workers_are_numbered_by_age(engine, cluster):
     status = wait_for_status(engine, CLUSTER, lambda s: len(s.nodes) == 3, "its pods are seen")
     assert nodes_of(status) == {0: "head", 1: "w-b", 2: "w-a"}
     assert (status.phase, status.num_nodes) == (Phase.RUNNING, 3)
-    assert "3 of 3 pods run; it was not made by Windlass" in status.conditions[0].message
+    assert "3 of 3 pods run; it was not created by Windlass" in status.conditions[0].message
 
 
 def test_replacement_pod_gets_the_free_number(engine, cluster):

@@ -83,7 +83,7 @@ def test_an_unknown_job(engine, job_id):
     for ask in (engine.status, engine.results, engine.cancel, engine.remove):
         with pytest.raises(wl.JobNotFound, match="there is no job") as caught:
             ask(ref)
-        assert caught.value.hint == "windlass ls shows what is there"
+        assert caught.value.hint == "windlass ls lists the jobs"
 
 
 def test_similar_job_id_is_suggested(engine):
@@ -135,7 +135,7 @@ def test_a_running_job_is_not_removed(home):
 def test_second_start_of_a_plan_is_refused(engine, prepared):
     job = prepared.start()
     assert job.results(timeout_s=30) == [0]
-    with pytest.raises(wl.EngineError, match=r"there is a job .* already"):
+    with pytest.raises(wl.EngineError, match=r"the job .* already exists"):
         prepared.start()
     assert job.results() == [0]
 
@@ -144,7 +144,7 @@ def test_second_start_of_a_running_plan_is_refused(prepared, tmp_path):
     flag = tmp_path / "flag"
     prepared = prepare_job(work.wait_and_return, (str(flag),), detach=True, flags={})
     job = prepared.start()
-    with pytest.raises(wl.EngineError, match=r"there is a job .* already"):
+    with pytest.raises(wl.EngineError, match=r"the job .* already exists"):
         prepared.start()
     flag.touch()
     assert job.results(timeout_s=30) == ["done"]
@@ -258,9 +258,9 @@ def small_disk(home):
     if made.returncode != 0:
         pytest.skip(f"no disk can be mounted here: {made.stderr.strip()}")
     yield home
-    from waits import find_left_over
+    from waits import find_leftovers
 
-    wait_for(lambda: not find_left_over(home), "no process is left on the disk")
+    wait_for(lambda: not find_leftovers(home), "no process is left on the disk")
     subprocess.run(["umount", "-l", str(home)], check=True)
 
 

@@ -179,7 +179,7 @@ def test_trainjob_of_others_is_found_by_name(api, space, client):
     assert [(step.name, step.status) for step in job.steps] == [("node-0", "Succeeded")]
     lines = sorted(line for line in client.get_job_logs("theirs") if line.startswith("rank"))
     assert lines == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
-    with pytest.raises(wl.WindlassError, match="was not made by Windlass"):
+    with pytest.raises(wl.WindlassError, match="was not created by Windlass"):
         job.results()
     client.delete_job("theirs")
     api.delete(CONFIG_MAPS, name_of(code))

@@ -1,1 +1,1 @@
-"""Engines, which start the nodes of jobs. Each starts one agent per node, which does all other work."""
+"""Engines: start the nodes of jobs. An engine starts one agent per node, and the agent does the rest."""

@@ -1,9 +1,9 @@
-"""Archives of our own code that are sent to nodes: the agent, and the training library.
+"""Archives of Windlass's own code that are sent to nodes: the agent, and the training library.
 
 The agent is a reproducible .pyz of our own modules and cloudpickle. The training library (`train` and
 `recipes`) is a second archive, because most work does not need it and the agent must stay small.
 `client.jobs.packing` decides when to send it. Both are built from the installed package on first use,
-and kept in the user's cache. This module imports little, since `windlass run` imports it first.
+and kept in the user's cache. This module imports little, because `windlass run` imports it first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OURS = (
     *("spec", "plan", "wire", "frameworks", "agent"),
     *(f"bundle/{name}.py" for name in ("__init__", "archive", "manifest", "scan")),
 )
-# Only clients use them.
+# Modules that only clients use.
 _NOT_OF_AGENTS = ("windlass/spec/launchers.py", "windlass/wire/log_files.py")
 # Valid in any Python 3, so that an old interpreter can print the error.
 _MAIN = b"""import sys
@@ -41,15 +41,15 @@ if sys.version_info < (3, 10):
 from windlass.agent.__main__ import main
 sys.exit(main())
 """
-# Keeps threads that start their first job from building the archive several times, which takes seconds.
+# Concurrent first jobs share one build of the archive, because a build takes seconds.
 _building = _thread.allocate_lock()
 _logged: set[str] = set()
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _PACKAGES = ("train", "recipes")
 
-# The `windlass` package of the archive. It comes early on the path, finds the rest of itself, and replaces
-# itself by that. It skips an installed package of another version, as the client's version takes precedence.
-_DOOR = f"""import importlib.util, os, sys, zipimport
+# The `windlass` package of the training library's archive. It is early on the path, finds the full package,
+# and replaces itself with it. It skips an installed package of another version: the client's version wins.
+_STUB = f"""import importlib.util, os, sys, zipimport
 from importlib.machinery import PathFinder
 _here = os.path.dirname(__file__)
 _archive = os.path.dirname(_here)
@@ -82,30 +82,31 @@ def find_archive() -> str | None:
             path if os.path.exists(path) and not find_foreign_fault(path, is_closed=True) else None
         )
     except (OSError, EngineError):
-        return None  # a caller that needs the archive reports the error
+        return None  # a caller that requires the archive reports the error
 
 
 def local_archive() -> str:
     """Return the archive for nodes of this machine, building it if necessary.
 
-    It contains each source with its byte code for this interpreter, which other ones ignore. An archive has
-    no __pycache__, and compiling at every start would take longer than all other steps.
+    It contains each source file and its byte code for this interpreter. Other interpreters ignore the byte
+    code. Python writes no __pycache__ for archives, and compiling at every start would take longer than all
+    other steps.
     """
     return keep_archive(_local_path(), build_archive)
 
 
 def keep_archive(path: str, build: Callable[..., bytes]) -> str:
-    """Return the path of an archive with byte code, which `build` makes if it does not exist."""
+    """Return the path of an archive with byte code. If it does not exist, `build` creates its contents."""
     with _building:
         if os.path.lexists(path) and (fault := find_foreign_fault(path, is_closed=True)):
-            _warn_once(f"{fault}; it is not run, but built again")
+            _warn_once(f"{fault}; the archive is not run, but built again")
             os.unlink(path)
         if not os.path.exists(path):
             from pathlib import Path
 
             from windlass.wire.job_folder import write_once
 
-            # Never overwrite an archive, as Python reads it in pieces at remembered offsets.
+            # Never overwrite an archive: Python processes that use it read at remembered offsets.
             write_once(Path(path), build(compiled=True))
     return path
 
@@ -124,7 +125,7 @@ def place_archive(kind: str, sources: Iterable[tuple[str, str]]) -> str:
 
 
 def _cache_folder() -> str:
-    """Return a private cache folder, since its archives are executed."""
+    """Return a private cache folder, because its archives are executed."""
     from windlass.errors import EngineError
 
     home = os.path.expanduser("~/.cache")
@@ -214,7 +215,7 @@ def _sources() -> Iterator[tuple[str, str]]:
             if os.path.isdir(path)
             else [(f"windlass/{name}", path)]
         )
-    # The loaded module is not usable: inside a rank it comes from an archive.
+    # The loaded module cannot be used: inside a rank it is part of an archive.
     spec = PathFinder.find_spec("cloudpickle")
     if spec is None or spec.origin is None:
         from windlass.errors import EngineError
@@ -240,7 +241,7 @@ def read_train_archive() -> bytes:
 
 def build_train_archive(*, compiled: bool = False) -> bytes:
     """Return the bytes of the training library's archive."""
-    files = {"windlass/__init__.py": _DOOR.encode()}
+    files = {"windlass/__init__.py": _STUB.encode()}
     files |= {name: Path(path).read_bytes() for name, path in _list_sources()}
     return zip_modules(files, compiled=compiled)
 

@@ -230,7 +230,7 @@ def test_judge_completed() -> None:
     assert ended.verdict is not None
     assert ended.verdict.kind is FailureKind.UNKNOWN
     assert "the log of pod pod-0, which cannot be read now" in ended.verdict.message
-    assert ended.verdict.next.startswith("to keep an outcome, stay attached")
+    assert ended.verdict.next.startswith("to keep a job's outcome, stay attached")
     assert (ended.phase, ended.ended_at_s) == (Phase.ENDED, MADE_S + 300.0)
     gone = get_ruling(rule, observe(watch(was_completed=True, end=ENDED))).status
     assert gone.verdict is not None

@@ -27,7 +27,7 @@ def test_submit_reports_what_it_waits_for_and_times_out(
     plan = replace(make_job_plan(dialect), inputs=(large,))
     ref = engine.submit(plan, payload)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert f"{ref.job_id}: what is too large for a Secret is sent when node 0 runs" in warnings[0]
+    assert f"{ref.job_id}: files too large for a Secret are sent once node 0 runs" in warnings[0]
     verdict = engine.status(ref).verdict
     assert verdict is not None
     assert "2 s" in verdict.message

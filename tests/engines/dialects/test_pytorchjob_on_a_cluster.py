@@ -132,7 +132,7 @@ def test_guide_manifest_and_plain_export_run_and_can_be_read(plain, space):
             f"{name}-master-0",
             f"{name}-worker-0",
         ]
-        with pytest.raises(WindlassError, match="was not made by Windlass"):
+        with pytest.raises(WindlassError, match="was not created by Windlass"):
             job.results()
         job.cancel()
     kept = {body["metadata"]["name"] for body in plain.list(PYTORCH_JOBS)}

@@ -140,7 +140,7 @@ def test_plain_export_runs_and_can_be_read(api, space):
     lines = sorted(line.text for line in job.logs(grep="^rank"))
     assert lines == [f"rank {rank} of 4: 4" for rank in range(4)]
     assert len(job.status().nodes) == 2
-    with pytest.raises(WindlassError, match="was not made by Windlass"):
+    with pytest.raises(WindlassError, match="was not created by Windlass"):
         job.results()
     job.cancel()
     kept = [body["metadata"]["name"] for body in api.list(TRAIN_JOBS)]

@@ -1,9 +1,9 @@
 """Abandoned jobs: computes without waiting clients, incomplete submits, and expired jobs.
 
-A client that waits for a compute annotates its object with the time until which the compute keeps its
-place. The annotation is removed once the compute is up. A submit marks its object, and removes the mark
-when it starts the object. Kinds without a time to live of their own have it in an annotation. No
-controller reads these annotations. The next client that lists or submits jobs removes abandoned ones.
+A client that waits for a compute annotates its object with a deadline, and removes the annotation once the
+compute is up. Until the deadline, the compute stays queued without a client. A submit marks its object, and
+removes the mark when it starts the object. For kinds without a TTL field, an annotation has the time to live.
+No controller reads these annotations. The next client that lists or submits jobs removes abandoned ones.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def may_be_live_compute(dialect: Dialect, body: Object) -> bool:
 
 
 def is_abandoned(dialect: Dialect, body: Object, now_s: float) -> bool:
-    """Return whether a compute's deadline to keep its place has passed before any of its pods ran."""
+    """Return whether a compute's waiting deadline has passed before any of its pods ran."""
     until = annotations_of(body).get(names.ANNOTATION_KEEP_PLACE, "")
     if not until.isdecimal() or now_s < int(until) or not may_be_live_compute(dialect, body):
         return False
@@ -53,7 +53,7 @@ def is_abandoned(dialect: Dialect, body: Object, now_s: float) -> bool:
 def is_half_submitted(dialect: Dialect, body: Object, now_s: float) -> bool:
     """Return whether the submit of a job was interrupted, so that the job never starts.
 
-    A job that was suspended later has lost its submit's mark. Kueue starts the jobs in its queues.
+    A job that a user suspended later no longer has the submit's mark. Jobs in a queue are started by Kueue.
     """
     is_marked = names.ANNOTATION_SUBMIT in annotations_of(body)
     never_starts = ObjectPhase.HELD if dialect.start else ObjectPhase.WAITING
@@ -79,7 +79,7 @@ def make_half_status(dialect: Dialect, body: Object) -> JobStatus:
 
 
 def is_expired(dialect: Dialect, body: Object, now_s: float) -> bool:
-    """Return whether the time to live of an ended job has passed, for kinds without one of their own."""
+    """Return whether the time to live of an ended job has passed, for kinds without a TTL field."""
     ttl = annotations_of(body).get(names.ANNOTATION_TTL, "")
     end = dialect.read_end(body) if ttl.isdecimal() else None
     return end is not None and end.at_s is not None and now_s - end.at_s > int(ttl)
@@ -88,7 +88,7 @@ def is_expired(dialect: Dialect, body: Object, now_s: float) -> bool:
 def remove_abandoned(
     api: Api, dialect: Dialect, bodies: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Remove abandoned jobs, unless they have changed since they were listed, and return the others."""
+    """Remove abandoned jobs that have not changed since they were listed. Return all other jobs."""
     now_s = time.time()
     left = []
     for body in bodies:
@@ -116,7 +116,7 @@ def sweep(api: Api, dialect: Dialect) -> None:
     kind, now_s = dialect.prerequisite.kind, time.time()
     with contextlib.suppress(ClusterError):
         for body in api.list(kind, labels=names.LABEL_JOB):
-            # The mark means that no main object came to own it.
+            # The mark means that it never got a main object as its owner.
             is_marked = names.ANNOTATION_SUBMIT in annotations_of(body)
             if is_marked and now_s - created_s(body) > HALF_SUBMITTED_S:
                 _remove(api, kind, body)
@@ -126,7 +126,7 @@ def _remove(api: Api, kind: ObjectKind, body: Object) -> bool:
     about = body["metadata"]
     version = about.get("resourceVersion", "")
     try:
-        # Only this version: a client may have started to wait for it.
+        # Only this version: a client may have begun to wait for it since.
         api.delete(kind, about["name"], uid=about["uid"], version=version)
     except ClusterError as error:
         logger.debug("could not remove the abandoned %s: %s", about["name"], error)

@@ -1,8 +1,8 @@
-"""Job made with kubectl or an operator's SDK: status and logs from its object and pods.
+"""Adopted job, created with kubectl or an operator's SDK: status and logs from its object and pods.
 
 It has no agent, so its ranks are unknown and it has no results. Its log lines are those of its pods,
-merged by time. Timestamps identify lines that were read already. The dialect knows which pods belong
-to the job. Nothing about it is stored on this machine.
+merged by time. Timestamps identify lines that were already read. The dialect determines which pods
+belong to the job. Nothing about it is stored on this machine.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class AdoptedLogs:
             logger.debug("the log of %s: %s", pod, error)
             return []
         lines = []
-        for line in log.split(b"\n"):  # a carriage return overwrites a line without ending it
+        for line in log.split(b"\n"):  # not splitlines: a carriage return does not end a line
             when, _, data = line.partition(b" ")
             at_s = read_line_time(when)
             if at_s is None or (last_s is not None and at_s <= last_s):
@@ -123,7 +123,7 @@ class AdoptedLogs:
 
 
 def find_adopted(api: Api, kinds: Sequence[Dialect], name: str) -> AdoptedJob | None:
-    """Return the adopted job with that name, of the first of these kinds that has one."""
+    """Return the job with this name, from the first of these kinds that has one."""
     for dialect in kinds:
         with contextlib.suppress(NotFound, Forbidden):
             return AdoptedJob(api, dialect, name)
@@ -131,7 +131,7 @@ def find_adopted(api: Api, kinds: Sequence[Dialect], name: str) -> AdoptedJob | 
 
 
 class AdoptedJob:
-    """Job that Windlass did not make, seen through watches of its object and its pods."""
+    """Job that Windlass did not create, read through watches of its object and its pods."""
 
     def __init__(self, api: Api, dialect: Dialect, name: str) -> None:
         self._api = api
@@ -148,7 +148,7 @@ class AdoptedJob:
         self._watch.wait(_SETTLE_S)
 
     def _adopt(self, dialect: Dialect) -> Dialect:
-        """Return the dialect with the index rules of this object. Its pods must not be ended by us."""
+        """Return the dialect with the index rules of this object. Windlass must not end its pods."""
         adoption = dialect.adoption
         if adoption is None:
             return dialect
@@ -161,7 +161,7 @@ class AdoptedJob:
         )
 
     def cancel(self, *, now: bool, why: str, interrupt: bool) -> None:  # noqa: ARG002 - there is no lead
-        """Delete the object and its pods, with their own grace period. An ended job stays, with its logs."""
+        """Delete the object and its pods, with their own grace period. Keep an ended job and its logs."""
         if self._dialect.read_end(self._watch.job or self._job) is not None:
             return
         self._cancelled_why = why or "cancelled by a client"
@@ -177,7 +177,7 @@ class AdoptedJob:
         return self._watch.snapshot().lead
 
     def hold_lease(self, held: bool) -> None:
-        """Do nothing, since the job's lifetime is up to its owner."""
+        """Do nothing, because the job's owner decides about its lifetime."""
 
     def logs(self, query: LogQuery) -> AdoptedLogs:
         return AdoptedLogs(self._api, self._find_newest, query, container=self._dialect.container)
@@ -256,13 +256,13 @@ class AdoptedJob:
         return Condition(
             type=phase.value,
             reason=names.REASON_ADOPTED,
-            message=f"{'' if phase.is_final else pods}it was not made by Windlass, so only its pods are "
+            message=f"{'' if phase.is_final else pods}it was not created by Windlass, so only its pods are "
             f"known, and it has no results{f'; {slip}' if slip else ''}",
             since_s=created_s(self._job),
         )
 
     def _judge(self, phase: Phase, end: ObjectEnd | None) -> Verdict | None:
-        """Return the reason of the end, as far as the pods or the object report it."""
+        """Return why the job ended, as far as the pods or the object report it."""
         if phase is Phase.SUCCEEDED:
             return None
         if phase is Phase.CANCELLED:

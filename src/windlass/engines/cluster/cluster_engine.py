@@ -1,9 +1,9 @@
 """Engine on Kubernetes: submits, attaches to, resizes, cancels and removes jobs of any kind.
 
-A `Dialect` describes the kind of object. The engine sends no request before it needs the answer.
-Each job that this machine has submitted or looked at has a folder under the home, which receives
-copies of its files. Keys stay in the job's Secret and in memory. To resize a compute, the engine
-patches its object, adds a second object, or patches a group of the first.
+A `Dialect` describes the kind of object. The engine sends a request only when it needs the response.
+Each job that this machine has submitted or attached to has a folder under the home, with copies of
+its files. Keys stay in the job's Secret and in memory. To resize a compute, the engine patches its
+object, creates a second object, or patches a group of pods in the first.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def resize_nodes(
 
 @dataclass(frozen=True, slots=True)
 class _TwoObjects:
-    """Resizer for a compute whose workers may be a second object beside the main one."""
+    """Resizer for a compute whose workers may be the pods of a second object."""
 
     api: Api
     dialect: Dialect
@@ -113,9 +113,9 @@ class _TwoObjects:
     def resize(self, num_nodes: int, size: PodSize | None) -> None:
         if size is not None and pod_of(self.plan).queue:
             raise SpecError(
-                "a queue admits all nodes of a compute together, but workers with a size of their own "
-                "are a second Job",
-                hint="size the whole compute for its workers without worker_node_options, or drop queue=",
+                "a queue admits all nodes of a compute together, but workers of another size are "
+                "a second Job",
+                hint="use one size for all nodes, without worker_node_options, or remove queue=",
             )
         workers = self._find()
         if workers is None and size is None:
@@ -194,7 +194,7 @@ class ClusterEngine:
         check_folder_owner(self._home)
         self._apis: dict[tuple[str, str], Api] = {}
         self._views: dict[str, ClusterJob] = {}
-        self._adopted: dict[str, AdoptedJob] = {}  # jobs that Windlass did not make
+        self._adopted: dict[str, AdoptedJob] = {}  # jobs that Windlass did not create
         self._identity: str | None = None
         self._dials: dict[str, LeadDial] = {}  # by job id, for computes that this process calls
 
@@ -220,7 +220,7 @@ class ClusterEngine:
     ) -> list[dict[str, Any]]:
         """Return all documents of a job for `kubectl apply`.
 
-        Without keys they are only for reading, because the job cannot run.
+        Without keys, the documents can only be inspected: the job could not run.
         """
         files = make_files(plan, payload, bundle, is_export=True)
         if with_keys:
@@ -262,7 +262,7 @@ class ClusterEngine:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
         try:
-            # None unless the user set it: a job may wait in a queue for days
+            # no default limit, because a job may wait in a queue for days
             limit_s = self._settings.join_timeout_s
             view = _make_view(
                 api, self._dialect, plan, folder, certificates, start_timeout_s=limit_s
@@ -279,21 +279,21 @@ class ClusterEngine:
         return JobRef(self.name, plan.job_id, api.namespace)
 
     def _wait_for_upload(self, view: ClusterJob, plan: Plan) -> None:
-        """Wait until the lead has the inputs that did not fit the Secret and only this process has."""
+        """Wait until the lead has the inputs that did not fit into the Secret. Only this process has them."""
         if not view.wait_for_inputs(_UPLOAD_S):
             raise EngineError(
                 f"{plan.job_id} waits for its code: its first pod did not start within {_UPLOAD_S:g} s",
                 hint=f"windlass why {plan.job_id}; then submit it again, or use --in-image",
             )
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------
 
     def status(self, ref: JobRef) -> JobStatus:
         try:
             return self._know(ref)
         except BrokenSubmit as broken:
             if names.ANNOTATION_SUBMIT not in annotations_of(broken.body):
-                raise  # its submit had finished before
+                raise  # its submit has finished since
             return make_half_status(self._dialect, broken.body)
 
     def _know(self, ref: JobRef) -> JobStatus:
@@ -350,7 +350,7 @@ class ClusterEngine:
         api = self._api()
         here = [JobRef(self.name, read_job_id(job), api.namespace) for job in self._list_jobs(api)]
         known = {ref.job_id for ref in here}
-        # without a recorded end, a job of this namespace exists only if the cluster lists it
+        # a job of this namespace without a recorded end exists only if the cluster lists it
         return here + [
             ref
             for ref in self.jobs_here()
@@ -460,7 +460,7 @@ class ClusterEngine:
         self._api_of(ref).delete(self._dialect.kind, self._dialect.make_name(ref.job_id))
         shutil.rmtree(self._home / ref.job_id, ignore_errors=True)
 
-    # -- below ---------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------
 
     def _api(self, context: str = "", namespace: str = "") -> Api:
         key = (context or self._settings.context, namespace or self._settings.namespace)
@@ -477,7 +477,7 @@ class ClusterEngine:
         return fetch(self._api_of(ref), self._dialect, ref, folder)
 
     def _find(self, ref: JobRef) -> ClusterJob | AdoptedJob:
-        """Return a job of Windlass, or a foreign one of the same kind or of a related kind."""
+        """Return a job of Windlass, or an adopted one of the same kind or of a related kind."""
         if ref.job_id in self._adopted:
             return self._adopted[ref.job_id]
         try:

@@ -1,8 +1,8 @@
-"""One job on a cluster as this client knows it: threads that keep facts up to date, and a folder.
+"""One job on a cluster as this client knows it, with a folder and the threads that update it.
 
 `status` takes an observation, applies the rules in `job_rules`, and carries out the actions that
-they ask for. It is called often and is cheap, because threads keep the folder and the watched
-objects up to date. A node 0 or an API server that does not answer is a warning in the status.
+they return. It is called often and is cheap, because threads keep the folder and the watched
+objects up to date. If node 0 or the API server does not answer, the status has a warning.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from windlass.wire.status import Condition, JobStatus, StatusFile, make_first_st
 
 logger = logging.getLogger(__name__)
 
-_SETTLE_S = 5.0  # a verb answers within ten seconds
+_SETTLE_S = 5.0  # a command answers within ten seconds
 _AWAY_S = 5.0  # a shorter outage of the API server is not reported
 
 
 class ClusterJob:
-    """Job on a cluster. `status` concludes from the facts that its threads collect."""
+    """Job on a cluster. Its threads collect facts, from which `status` derives the status."""
 
     def __init__(
         self,
@@ -72,16 +72,16 @@ class ClusterJob:
         dial = LeadDial(api, plan.job_id, certificates, watch.find_leads, watch.distrust).dial
         self._connection = LeadSync(plan.job_id, folder, dial)
         self._renewal = LeaseRenewal(api, plan) if keeps_lease(dialect, plan) else None
-        # Clients do not close the handle of a job, so its threads end when it is collected.
+        # Clients do not close job handles, so the threads end when the handle is garbage-collected.
         weakref.finalize(
             self, _release, self._connection, self._watch, self._renewal
         ).atexit = False
         self._cancelled_s: float | None = None
         self._cancelled_why = ""
         self._has_leftovers = False
-        self.wants_lines = False  # a client reads the lines of ranks
+        self.wants_lines = False  # a client reads the output of ranks
         self._may_delete = True
-        self._is_visit = False  # this client did not submit the job, and wants an answer soon
+        self._is_visit = False  # this client did not submit the job, and needs an answer quickly
         self._api_outage = Outage(
             away=names.REASON_API_AWAY,
             back=names.REASON_API_BACK,
@@ -91,19 +91,19 @@ class ClusterJob:
         self._disk_outage = Outage(
             away=names.REASON_CANNOT_KEEP,
             back=names.REASON_KEEPS_AGAIN,
-            over=f"what comes is written to {folder.path} again",
+            over=f"new data is written to {folder.path} again",
             report_after_s=0.0,
         )
         self._blockers = JobBlockers(dialect, self._watch)
         self._unreachable = UnreachablePods(api, dialect, self._watch)
 
     def close(self) -> None:
-        """End its threads, and wait until the lead has the last orders."""
+        """End the threads, and wait until the lead has received the last orders."""
         self._connection.close()
         self.release()
 
     def release(self) -> None:
-        """End its threads soon."""
+        """Ask the threads to end, without waiting for them."""
         _release(self._connection, self._watch, self._renewal)
 
     def hold_lease(self, held: bool) -> None:
@@ -129,16 +129,16 @@ class ClusterJob:
         wait_until(has_answer, timeout_s=max(0.0, end_s - time.monotonic()), every_s=0.02)
 
     def find_lead(self) -> str:
-        """Return the name of node 0's pod, or an empty string while it does not run."""
+        """Return the name of node 0's pod, or an empty string while it is not running."""
         return self._watch.snapshot().lead
 
     def wait_for_inputs(self, timeout_s: float) -> bool:
-        """Wait until the lead has been reached, and so has what did not fit the Secret."""
+        """Wait until the lead has been reached and has received the inputs that did not fit the Secret."""
 
         def say(waited_s: float) -> None:
             blocked = "; ".join(condition.text for condition in self._blockers.read().conditions)
             logger.warning(
-                "%s: what is too large for a Secret is sent when node 0 runs; after %.0f s it does not%s",
+                "%s: files too large for a Secret are sent once node 0 runs; it has not started after %.0f s%s",
                 *(self._plan.job_id, waited_s, f": {blocked}" if blocked else ""),
             )
 
@@ -157,7 +157,7 @@ class ClusterJob:
     # -- status --------------------------------------------------------------------------------
 
     def status(self) -> JobStatus:
-        """Return what is known now, and act on it."""
+        """Return the current status, and carry out the actions of the rules."""
         observation = self._observe()
         while (lookup := (ruling := judge(observation)).lookup) is not None:
             observation = self._look_up(lookup, observation)
@@ -171,7 +171,7 @@ class ClusterJob:
         return replace(status, conditions=(*self._note_outages(observation), *status.conditions))
 
     def _observe(self) -> Observation:
-        """Take an observation. The status is read last: it may be newer than the rest, never older."""
+        """Take an observation. The status is read last, so that it is never older than the other facts."""
         watch, connection = self._watch.snapshot(), self._connection
         connection_facts = ConnectionFacts(
             is_up=connection.is_up,
@@ -204,7 +204,7 @@ class ClusterJob:
         )
 
     def _look_up(self, lookup: Lookup, observation: Observation) -> Observation:
-        """Return the observation with a fact that costs requests."""
+        """Return the observation with one more fact, which costs requests."""
         if lookup is Lookup.LEFTOVERS:
             self._read_leftovers(observation.watch)
             return self._observe()
@@ -219,18 +219,20 @@ class ClusterJob:
         return replace(observation, endings=PodEndings(dead=dead, last_line=last_line))
 
     def _read_leftovers(self, watch: JobSnapshot) -> None:
-        """Read what the logs of pods hold: the last status and, where it is asked for, the lines."""
+        """Read the last status from the logs of pods and, if needed, the output of ranks."""
         with keeping(self.folder):
             own = self._dialect.container
             read_leftovers(
                 self._api, self._plan, watch.pods, self.folder, leads=watch.leads, container=own
             )
-            if self.wants_lines or self._dialect.stays_up:  # deleting it also deletes its pods
+            if (
+                self.wants_lines or self._dialect.stays_up
+            ):  # an object that stays up is deleted with its pods
                 read_unread(self._api, self.folder, container=own)
         self._has_leftovers = True
 
     def _note_outages(self, observation: Observation) -> tuple[Condition, ...]:
-        """Return warnings about what this client cannot reach or write. The job itself continues."""
+        """Return warnings about an unreachable API server or an unwritable folder. The job continues."""
         now_s = observation.now_s
         self._api_outage = self._api_outage.update(describe_api_outage(observation), now_s)
         self._disk_outage = self._disk_outage.update(describe_disk_outage(observation), now_s)
@@ -268,7 +270,7 @@ class ClusterJob:
             logger.debug("delete: %s", error)
 
     def _give_up(self) -> None:
-        """Let the object fail by itself, so that a client that looks later finds its pods."""
+        """Let the object fail by itself, so that later clients find its pods."""
         kind, give_up = self._dialect.kind, self._dialect.give_up
         try:
             if give_up is None:

@@ -1,8 +1,8 @@
-"""One frozen observation of a job on a cluster, from which `job_rules` concludes its status.
+"""One frozen observation of a job on a cluster, from which `job_rules` derives its status.
 
-The lead reports a status, the API server shows objects, and this client knows its connection and
-its own requests. `ClusterJob` takes the observation and passes it to `job_rules`. Only `Outage`
-lasts from one observation to the next. This module performs no I/O.
+It contains the lead's reported status, the objects on the API server, and facts about this client's
+connection and requests. `ClusterJob` takes the observation and passes it to `job_rules`. Only
+`Outage` is kept between observations. This module performs no I/O.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _MAX_NOTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSnapshot:
-    """A job's objects as its watch knew them at one moment."""
+    """Snapshot of a job's objects, as its watch knows them."""
 
     is_listed: bool  # both first lists are complete
     job: Object | None = None  # the main object, or None once it is deleted
     end: ObjectEnd | None = None
-    was_completed: bool = False  # the object has been seen to complete
+    was_completed: bool = False  # an earlier snapshot showed the object as complete
     pods: tuple[Object, ...] = ()
     gone_pods: tuple[Object, ...] = ()
     leads: tuple[Object, ...] = ()  # pods that are or were node 0, oldest first
     running_leads: tuple[Object, ...] = ()  # one at most, unless pods are forged
-    error: ClusterError | None = None  # why a watch ended, permanent errors first
-    outage: ClusterError | None = None  # why no changes arrive now
+    error: ClusterError | None = None  # the error that ended a watch, permanent errors first
+    outage: ClusterError | None = None  # the error that keeps changes from arriving now
 
     @property
     def all_pods(self) -> tuple[Object, ...]:
-        """The deleted pods, then the present ones."""
+        """Deleted pods, then existing ones."""
         return (*self.gone_pods, *self.pods)
 
     @property
@@ -50,7 +50,7 @@ class JobSnapshot:
     @property
     def has_completed(self) -> bool:
         """True if the agents exited normally, which they only do after their job has ended."""
-        if self.running_leads:  # a newer lead runs, so the exit below was not the last
+        if self.running_leads:  # the exit belongs to an earlier lead
             return False
         code = self._last_exit.get("exitCode")
         return self.was_completed or code in (0, names.EXIT_FAILED_WORK)
@@ -58,7 +58,7 @@ class JobSnapshot:
     @property
     def has_ended(self) -> bool:
         """True if no agent will report anything more."""
-        # some objects end with the exit of any pod, while their lead still reports
+        # some objects end when any pod exits, although their lead is still running
         return (self.end is not None or self.has_completed) and not self.running_leads
 
     @property
@@ -69,7 +69,7 @@ class JobSnapshot:
 
     @property
     def failure(self) -> str:
-        """Message with which Kubernetes failed the object, or an empty text."""
+        """Kubernetes' message about the object's failure, or an empty text."""
         return self.end.message if self.end is not None and not self.end.is_complete else ""
 
     @property
@@ -93,7 +93,7 @@ class ConnectionFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientFacts:
-    """Requests of this client and what it has done."""
+    """This client's requests and past actions."""
 
     cancelled_for_s: float | None = None  # seconds since it asked the lead to cancel
     cancelled_why: str = ""
@@ -112,7 +112,7 @@ class FoundBlockers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodEndings:
-    """Pods that ended badly, oldest first, and the last line in the log of the last one."""
+    """Pods that ended with a failure, oldest first, and the last log line of the newest one."""
 
     dead: tuple[DeadPod, ...] = ()
     last_line: str = ""
@@ -126,7 +126,7 @@ class Observation:
     dialect: Dialect
     indexes: PodIndexes
     now_s: float
-    status: JobStatus  # the last one that the lead reported, or the first one
+    status: JobStatus  # the last status that the lead reported, or the initial status
     watch: JobSnapshot
     connection: ConnectionFacts
     client: ClientFacts
@@ -137,7 +137,7 @@ class Observation:
 
     @property
     def api_error(self) -> ClusterError | None:
-        """Why the API server is unreachable. An open connection proves that it is reachable."""
+        """Error of an unreachable API server. None while the connection to the lead is open."""
         return None if self.connection.is_up else self.connection.unreachable or self.watch.outage
 
     @property
@@ -153,7 +153,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """History of one thing that a client needs: since when it is unavailable, and what was reported."""
+    """History of one outage: when it started, and what was reported about it."""
 
     away: str  # the reason of the condition that reports the outage
     back: str  # the reason of the condition that reports its end

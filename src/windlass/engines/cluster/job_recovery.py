@@ -1,7 +1,7 @@
 """Recovery of a job's files from the logs of its pods, after its lead has exited.
 
-A lead that exits writes its last status and the results to its log. The output of ranks is in the
-logs of all pods.
+Before it exits, a lead writes its last status and the results to its log, as a `LastWord`. The
+output of ranks is in the logs of all pods.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from windlass.wire.status import JobStatus, read_status, render_status
 
 logger = logging.getLogger(__name__)
 
-# A command answers within ten seconds even if nodes do not, so each request for logs is short.
+# A command answers within ten seconds even if nodes do not, so requests for logs have short timeouts.
 _ANNOUNCED_S, _UNANNOUNCED_S = 4.0, 1.0
 _ALL_S = 5.0
-_FIRST_S = 0.7  # if none of many nodes answers within this time, none will
+_FIRST_S = 0.7  # if none of many nodes answers within this time, give up
 _FEW = 64
 _NUM_THREADS = 16
 _MAX_LOG_BYTES = 64 << 20  # nodes keep 10 MB of a pod's log by default
@@ -50,7 +50,7 @@ def read_leftovers(
     leads: Sequence[Object],
     container: str = names.CONTAINER,
 ) -> None:
-    """Write node 0's last word to `folder`, and record the pods whose logs `read_unread` must read.
+    """Write node 0's last status and results to `folder`, and record the pods with unread logs.
 
     `leads` are the pods that were node 0, oldest first. `container` is the name of our container.
     """
@@ -80,7 +80,7 @@ def read_unread(api: Api, folder: JobFolder, *, container: str = names.CONTAINER
     first_s = _ALL_S if has_few_pods else _FIRST_S
     for pod, answer in _ask_all(api, pods, container, first_s=first_s):
         if isinstance(answer, Forbidden):
-            raise answer  # otherwise the job would seem to have no output
+            raise answer  # otherwise the job would appear to have no output
         if isinstance(answer, bytes):
             _take_lines(answer, folder)
         else:
@@ -102,9 +102,9 @@ def read_unread(api: Api, folder: JobFolder, *, container: str = names.CONTAINER
 def _ask_all(
     api: Api, pods: Sequence[str], container: str, *, first_s: float
 ) -> Iterator[tuple[str, bytes | ClusterError]]:
-    """Yield each pod's log or error as it arrives, until the time is over.
+    """Yield each pod's log or error as it arrives, until a deadline.
 
-    Stops after `first_s` if no log has arrived by then.
+    Stops after `first_s` seconds if no log has arrived by then.
     """
     waiting, answers = (
         queue.SimpleQueue[str](),
@@ -162,7 +162,7 @@ def _take_last_word(api: Api, pod: Object, plan: Plan, folder: JobFolder, contai
 
 
 def _read_status(word: LastWord, plan: Plan) -> JobStatus | None:
-    """Return this job's status from a last word, or None: any process in a pod can write one."""
+    """Return the status, or None if it is malformed or another job's. Any process in a pod can write one."""
     try:
         status = read_status(word.files[names.STATUS_FILE])
     except (KeyError, ProtocolError) as error:
@@ -172,7 +172,7 @@ def _read_status(word: LastWord, plan: Plan) -> JobStatus | None:
 
 
 def _find_last_word(api: Api, pod: str, container: str, *, timeout_s: float) -> LastWord | None:
-    """Return the last word at the end of a pod's log. Its last line holds its number of lines."""
+    """Return the `LastWord` at the end of a pod's log. Its last line has its number of lines."""
     try:
         end = api.read_log(
             pod, container=container, tail_lines=50, limit_bytes=_MAX_LOG_BYTES,
@@ -198,7 +198,7 @@ def _take_lines(log: bytes, folder: JobFolder) -> None:
             records_by_log[attempt, rank].append(record)
     for (attempt, rank), lines in records_by_log.items():
         target = folder.log(attempt, rank)
-        # A file that was copied from the node is more exact, even if it is shorter.
+        # A file that was copied from the node is more accurate, even if it is shorter.
         if not target.exists():
             make_own(target.parent, below=folder.path)
             write_atomically(target, *lines)

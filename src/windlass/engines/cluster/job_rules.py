@@ -2,8 +2,8 @@
 
 The rules are pure: no I/O, no clock. `ClusterJob` takes an observation, calls `judge`, and carries
 out the actions in the ruling. `DECISIONS` and `ADDITIONS` list the rules in the order in which they
-apply. A rule that needs a fact which costs a request returns a `Lookup`. `ClusterJob` then looks
-the fact up and calls `judge` again.
+apply. Some facts cost a request. A rule that needs one returns a `Lookup`, and `ClusterJob` looks
+it up and calls `judge` again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNSEEN = "the API server has not listed its pods yet: this is the last known sta
 BLOCKED_AFTER_S = 1.0  # creating pods takes a moment, so a younger job is not called blocked
 CANCEL_S = 5.0  # how long an unreachable lead may take to cancel its job
 LEFTOVERS_S = 3.0  # a Job may end a moment before the log of its lead is complete
-_SAME_LOSS_S = 120.0  # a loss and a pod's end that are further apart are different events
+_SAME_LOSS_S = 120.0  # a lost node and a pod's end that are further apart are unrelated
 
 _EXPLAINING = (FailureKind.OUT_OF_MEMORY, FailureKind.LOST_NODE)
 _PHASES: Mapping[FailureKind, Phase] = {
@@ -44,10 +44,10 @@ _PHASES: Mapping[FailureKind, Phase] = {
     FailureKind.UNKNOWN: Phase.ENDED,
 }
 _KEEP = (
-    "to keep an outcome, stay attached (windlass run), check a detached job before its pods are "
+    "to keep a job's outcome, stay attached (windlass run), check a detached job before its pods are "
     "deleted (windlass status), or write results to a volume (--volume)"
 )
-# The API server's clock counts whole seconds, so moments of one second need an order.
+# The API server's clock counts whole seconds, so moments in the same second need a fixed order.
 _ORDER = {name: at for at, name in enumerate(MomentName)}
 
 
@@ -76,11 +76,11 @@ class Action(enum.Enum):
 class Ruling:
     """Decision of one rule, or of all rules that were applied.
 
-    A lookup or an error ends the rules, and makes the status meaningless.
+    With a lookup or an error, no further rule applies, and the status is meaningless.
     """
 
     status: JobStatus
-    is_last: bool = False  # no later decision applies
+    is_last: bool = False  # skip the remaining decisions
     actions: tuple[Action, ...] = ()  # at most one per rule
     lookup: Lookup | None = None
     error: EngineError | None = None
@@ -100,7 +100,7 @@ def judge(observation: Observation) -> Ruling:
 def apply_rules(rules: Sequence[Rule], observation: Observation, ruling: Ruling) -> Ruling:
     """Apply rules in order, each to the status that the previous one returned.
 
-    Actions that several rules ask for are listed once.
+    Each action is listed once, even if several rules return it.
     """
     for rule in rules:
         if (ruled := rule(observation, ruling.status)) is not None:
@@ -135,13 +135,13 @@ def judge_missing_object(observation: Observation, status: JobStatus) -> Ruling 
 
 
 def read_leftovers(observation: Observation, status: JobStatus) -> Ruling | None:
-    """Ask for the logs of an ended job, because node 0's may hold its last status."""
+    """Request the logs of an ended job, because node 0's log may contain its last status."""
     is_due = _has_visibly_ended(observation) and not observation.client.has_leftovers
     return Ruling(status=status, lookup=Lookup.LEFTOVERS) if is_due else None
 
 
 def wait_for_late_status(observation: Observation, status: JobStatus) -> Ruling | None:
-    """Wait for the last status of a job that has only just ended."""
+    """Wait for the last status of a job that ended seconds ago."""
     is_fresh = observation.now_s - observation.ended_at_s < LEFTOVERS_S
     if not _has_visibly_ended(observation) or not is_fresh:
         return None
@@ -167,7 +167,7 @@ def judge_completed(observation: Observation, status: JobStatus) -> Ruling | Non
 
 
 def judge_failed(observation: Observation, status: JobStatus) -> Ruling | None:
-    """End a job whose object has failed, with the cause that its pods and their events show."""
+    """End a job whose object has failed, with the cause from its pods and their events."""
     if not _has_visibly_ended(observation):
         return None
     if observation.endings is None:
@@ -189,7 +189,7 @@ def end_unreachable_pods(observation: Observation, status: JobStatus) -> Ruling 
 
 
 def read_leftovers_of_silent_lead(observation: Observation, status: JobStatus) -> Ruling | None:
-    """Ask for the logs of a silent lead whose pod keeps running after its job has ended."""
+    """Request the logs of an unreachable lead whose pod keeps running after its job has ended."""
     watch, ttl_s = observation.watch, pod_of(observation.plan).ttl_s
     is_silent = bool(watch.running_leads) and not observation.connection.is_up
     if not observation.dialect.stays_up or not is_silent or ttl_s is None:
@@ -211,7 +211,7 @@ def delete_cancelled(observation: Observation, status: JobStatus) -> Ruling | No
 
 
 def trust_lead(observation: Observation, status: JobStatus) -> Ruling | None:
-    """Trust a connected lead, except while it waits for nodes: it cannot see what delays them."""
+    """Trust a connected lead, except while it waits for nodes: it does not know what delays them."""
     is_compute = isinstance(observation.plan.work, Calls)
     lacks_nodes = is_compute and any(
         node.state in (NodeState.PENDING, NodeState.LOST) for node in status.nodes
@@ -269,7 +269,7 @@ def warn_of_silent_lead(observation: Observation, status: JobStatus) -> Ruling |
 
 
 def give_up_unstartable(observation: Observation, status: JobStatus) -> Ruling | None:
-    """Fail a job whose image lacks the interpreter: every further pod would fail, too."""
+    """Fail a job whose image lacks the interpreter, because every further pod would fail too."""
     blocker = observation.blockers.unstartable if observation.blockers else None
     if blocker is None or observation.watch.running_leads:
         return None
@@ -319,20 +319,20 @@ DECISIONS: tuple[Rule, ...] = (
 
 
 def warn_of_forgotten_pods(observation: Observation, status: JobStatus) -> Ruling | None:
-    """Warn that the only node had an earlier pod, which the new lead cannot know."""
+    """Warn that the only node had an earlier pod, which the new lead does not know about."""
     dialect, pods = observation.dialect, observation.watch.pods
     if status.phase.is_final or not dialect.pod_made or len(observation.plan.nodes) != 1:
         return None
     if len({uid_of(pod) for pod in observation.watch.all_pods}) < 2:
         if not observation.client.is_visit or observation.watch.job is None:
-            return None  # this client would have seen the first pod
+            return None  # this client would know about an earlier pod
         if observation.num_pods_made is None:
             return Ruling(status=status, lookup=Lookup.PODS_MADE)
         if observation.num_pods_made < 2:
             return None
     text = (
         f"its pod was replaced: a {dialect.kind.name} of one node keeps no record of earlier attempts, so "
-        "it restarted as attempt 0, and --node-restarts does not count it; use --timeout to limit it"
+        "it restarted as attempt 0, and --node-restarts does not count the loss; limit the job with --timeout"
     )
     since_s = max(map(created_s, pods), default=0.0)
     reason = names.REASON_LOSS_FORGOTTEN
@@ -348,7 +348,7 @@ def add_moments(observation: Observation, status: JobStatus) -> Ruling | None:
         num_nodes=observation.plan.min_nodes,
         joined_at_s=known.get(MomentName.NODES_JOINED),
     )
-    # the API server's times are whole seconds: nothing comes before the job was made
+    # the API server's times are whole seconds, so no moment may be earlier than the job's creation
     new = [
         Moment(name=moment.name, at_s=max(moment.at_s, status.created_at_s))
         for moment in passed
@@ -359,7 +359,7 @@ def add_moments(observation: Observation, status: JobStatus) -> Ruling | None:
 
 
 def explain_losses(observation: Observation, status: JobStatus) -> Ruling | None:
-    """Add the reasons for lost nodes, which the lead cannot know."""
+    """Add the reasons for lost nodes, which the lead does not know."""
     verdicts = (*status.history, status.verdict)
     if not any(verdict is not None and is_unexplained(verdict) for verdict in verdicts):
         return None
@@ -411,7 +411,7 @@ def explain_loss(verdict: Verdict, dead: Sequence[DeadPod]) -> Verdict:
     if not near:
         return verdict
     pod = min(near, key=lambda pod: (_seconds_apart(pod, verdict), -(pod.created_s or 0.0)))
-    # a mere signal is nothing new: the lead already knows that the pod ended
+    # a signal alone adds no information: the lead already knows that the pod ended
     if pod.ending.message in verdict.message or pod.ending.kind not in _EXPLAINING:
         return verdict
     message = f"{verdict.message.partition(':')[0]}: {pod.ending.message}"
@@ -430,13 +430,13 @@ def _has_visibly_ended(observation: Observation) -> bool:
 
 
 def _is_settled(observation: Observation, status: JobStatus) -> bool:
-    """Return whether a status is the last one. Pods that still exist may reveal an unknown outcome."""
+    """Return whether a status is final. While pods exist, an unknown outcome may still become known."""
     is_unknown = status.phase is Phase.ENDED and bool(observation.watch.pods)
     return status.phase.is_final and not is_unknown
 
 
 def _show_unseen(observation: Observation, status: JobStatus) -> Ruling:
-    """Return the earlier status, with a warning for clients that would take it for the current one."""
+    """Return the earlier status, with a warning for clients that would mistake it for the current one."""
     if observation.client.is_visit and not observation.connection.is_up:
         status = _warn(observation, status, names.REASON_UNSEEN, UNSEEN)
     return Ruling(status=status, is_last=True)
@@ -481,7 +481,7 @@ def _end(
     at_s: float | None = None,
     hint: str = "",
 ) -> JobStatus:
-    """Return the last status of a job that ended at `at_s`, or now. `hint` is its next step."""
+    """Return the final status of a job that ended at `at_s` (default: now). `hint` is the next step."""
     at_s = at_s or observation.now_s
     phase = _PHASES.get(kind, Phase.FAILED)
     verdict = make_job_verdict(

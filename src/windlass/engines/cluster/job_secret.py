@@ -1,9 +1,9 @@
 """Secrets of a job on a cluster: its certificates, its files, and their copies in a local folder.
 
-A job has a certificate authority (CA) of its own, and one certificate each for its nodes and its
-client. Other clients read them back from the job's Secret. The machine that submitted a job keeps the
-CA in the job's folder. A Secret with another CA was replaced, and is not used. The folder also records
-the cluster and the namespace. `cryptography` is imported only to make certificates.
+Each job has its own certificate authority (CA), one certificate for its nodes and one for its clients.
+Other clients read them from the job's Secret. The machine that submitted a job keeps the CA in the
+job's folder. If the Secret has another CA, it was replaced and is not used. The folder also records
+the cluster and the namespace. `cryptography` is imported only to create certificates.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from cryptography.x509.oid import ObjectIdentifier
 
 
-_BACKDATED_S = 86_400.0  # for nodes with a slow clock, which would see "not yet valid"
+_BACKDATED_S = 86_400.0  # on nodes with a slow clock, new certificates would be "not yet valid"
 _CLUSTER_FILE = "where.json"
-MAX_INPUT_BYTES = 750_000  # of payload and bundle in a Secret, larger ones are uploaded
-_QUEUE_S = 30 * 86400.0  # time that certificates allow a job to wait for its pods
+MAX_INPUT_BYTES = 750_000  # limit for payload and bundle in a Secret. Larger ones are uploaded.
+_QUEUE_S = 30 * 86400.0  # added to the validity, because a job may wait for its pods
 _NO_LIMIT_S = (
     10 * 365 * 86400.0
 )  # for jobs without a time limit, whose keys last as long as the Secret
@@ -238,7 +238,7 @@ def make_cluster_folder(
         write_atomically(folder.plan, render_plan(plan).encode())
     except FileExistsError as error:  # another process was faster
         raise EngineError(
-            f"there is a job {plan.job_id} already", hint="prepare it again to get a new id"
+            f"the job {plan.job_id} already exists", hint="prepare it again to get a new id"
         ) from error
     except OSError as error:
         raise EngineError(
@@ -270,7 +270,7 @@ def list_folders(home: Path) -> list[str]:
 
 
 class NotOurs(EngineError):
-    """Raised for an object of a dialect's kind that Windlass did not make."""
+    """Raised for an object of a dialect's kind that Windlass did not create."""
 
 
 class BrokenSubmit(EngineError):
@@ -311,7 +311,7 @@ def make_files(
 
 
 def _read_agent() -> bytes:
-    """Return the agent with byte code, so that pods of this Python need not compile it."""
+    """Return the agent with byte code, so that pods with this Python version need not compile it."""
     return Path(local_archive()).read_bytes()
 
 
@@ -349,9 +349,9 @@ def fetch(
         raise _not_found(api, dialect, ref)
     if is_pinned(folder) and (folder.path / CA_CRT).read_bytes() != files.get(CA_CRT):
         raise KeysReplaced(
-            f"the keys of {ref.job_id} are not those that it was submitted with from here",
+            f"the keys of {ref.job_id} differ from those that it was submitted with on this machine",
             hint=f"its Secret was replaced: kubectl describe secret {ref.job_id}; "
-            "do not use it, and submit the job again",
+            "do not use the job, and submit it again",
         )
     return read_plan(files[names.PLAN_FILE].decode()), files
 
@@ -366,12 +366,12 @@ def _not_found(api: Api, dialect: Dialect, ref: JobRef) -> EngineError:
     if not body or read_job_id(body) != ref.job_id:
         return JobNotFound(
             f"there is no job {ref.job_id!r} in namespace {api.namespace}",
-            hint=f"windlass ls -e {ref.engine} shows what is there",
+            hint=f"windlass ls -e {ref.engine} lists the jobs",
         )
     if names.LABEL_JOB not in labels_of(body):
         return NotOurs(
-            f"the {kind.name} {ref.job_id} was not made by Windlass: it has no plan and no result",
-            hint=f"kubectl describe {kind.plural} {ref.job_id} shows what it is",
+            f"the {kind.name} {ref.job_id} was not created by Windlass: it has no plan and no result",
+            hint=f"inspect it with kubectl describe {kind.plural} {ref.job_id}",
         )
     return BrokenSubmit(
         f"the submit of {ref.job_id} was interrupted before it was complete",

@@ -1,10 +1,10 @@
 """Watch of one job's objects on the API server, and the requests that depend on it.
 
-`JobWatch` watches the main object and its pods in two threads, and reads other objects when asked.
-It remembers deleted pods, because only they show why a node was lost. Other users can give a pod
-the job's labels, so only pods that belong to the main object count. `JobBlockers` reads what keeps
-the job from starting, and `UnreachablePods` ends pods on machines that do not answer. The dialect
-and `kube` interpret the objects.
+`JobWatch` watches the main object and its pods in two threads, and reads other objects on request.
+It keeps deleted pods, because only they show why a node was lost. Other users can give a pod the
+job's labels, so only pods that the main object owns count. `JobBlockers` reads what keeps the job
+from starting, and `UnreachablePods` ends pods on machines that do not answer. The dialect and
+`kube` interpret the objects.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from windlass.wire.status import cut_text
 logger = logging.getLogger(__name__)
 
 _KEPT = {PODS: slim_pod, NODES: slim_node}
-_MAX_READ = 8  # last lines of pods to read, as most are the same
+_MAX_READ = 8  # number of pods whose last lines are read, because most last lines are equal
 _LINE_S = 2.0
 _KUEUE = "kueue.x-k8s.io"
-_NEEDED = (EVENTS, RESOURCE_QUOTAS, PVCS)  # the Role grants them
+_NEEDED = (EVENTS, RESOURCE_QUOTAS, PVCS)  # the documented Role grants access to these
 _BLOCKERS_EVERY_S = 1.0
 _BINDING_S = 10.0
 _CHECK_EVERY_S = 2.0
@@ -155,14 +155,14 @@ class JobWatch:
         return self._dialect.owns(pod, self._job_uid) and uid_of(pod) not in self._distrusted
 
     def distrust(self, uid: str) -> None:
-        """Ignore a pod that proved to be an impostor."""
+        """Ignore a pod that only pretends to belong to the job."""
         with self._lock:
             self._distrusted.add(uid)
 
     def snapshot(self) -> JobSnapshot:
         """Return the current state of the watched objects."""
         index_of, read_end = self._dialect.index_of, self._dialect.read_end
-        # Read before the objects, which are complete if it is set and there is no error.
+        # Read this before the objects. They are complete if it is set and there is no error.
         is_listed = self.wait(0)
         errors = sorted(self._errors.copy().values(), key=lambda error: error.retryable)
         error = errors[0] if errors else None
@@ -194,7 +194,7 @@ class JobWatch:
         return self._read(EVENTS, max_age_s=max_age_s)
 
     def count_pods_made(self, reason: str) -> int:
-        """Return how many new pods are reported by events with this reason, which may be 30 s out of date."""
+        """Return the number of new pods in events with this reason. It may be 30 s out of date."""
         if (job := self.job) is None:
             return 0
         kind, name = self._dialect.find_pod_maker(job)
@@ -202,7 +202,7 @@ class JobWatch:
         return sum(int(event.get("count") or 1) for event in made)
 
     def read_around(self) -> tuple[list[WatchedObject], list[WatchedObject], list[WatchedObject]]:
-        """Return the namespace's quotas and claims, and the cluster's nodes, without those not readable."""
+        """Return the namespace's quotas and claims, and the cluster's nodes, as far as they are readable."""
         quotas, claims, nodes = (
             self._read(kind, max_age_s=10.0) for kind in (RESOURCE_QUOTAS, PVCS, NODES)
         )
@@ -223,7 +223,7 @@ class JobWatch:
         return None if kind in self._forbidden else [name_of(queue) for queue in queues]
 
     def read_last_lines(self) -> dict[str, str]:
-        """Return the last lines of the newest failed pods whose nodes answer in time."""
+        """Return the last log lines of the newest failed pods whose nodes answer in time."""
         end_s = time.monotonic() + _LINE_S
         failed = [pod for pod in self.pods if pod["status"].get("phase") == "Failed"]
         failed.sort(key=created_s, reverse=True)
@@ -258,7 +258,7 @@ class JobWatch:
         return bodies
 
     def _list(self, kind: ObjectKind) -> list[WatchedObject]:
-        """List objects. The right to list optional ones is checked first, as refusals fill the audit log."""
+        """List objects. Check the right to list optional kinds first: refusals would fill the audit log."""
         place = self._api.namespace if kind.namespaced else ""
         if kind in _NEEDED or may(
             self._api, "list", kind.plural, group=kind.group, namespace=place
@@ -295,7 +295,7 @@ class JobBlockers:
         blockers = self._dialect.find_blockers(job, pods, events)
         if not blockers:
             return []
-        # Only now the requests for more precise messages are worthwhile.
+        # There is a blocker, so requests for a more precise message are worthwhile.
         quotas, claims, nodes = self._watch.read_around()
         is_queued = blockers[0].reason == NOT_ADMITTED
         return self._dialect.find_blockers(
@@ -311,7 +311,7 @@ class JobBlockers:
 
 
 def _is_young(blocker: Blocker) -> bool:
-    """Return whether the blocker is too new to report, since claims and pods need a moment."""
+    """Return whether the blocker is too new to report, because claims and pods need some time."""
     is_unbound = blocker.reason == VOLUME and "is not bound" in blocker.message
     grace_s = _BINDING_S if is_unbound else IDLE_S if blocker.reason == OPERATOR_IDLE else 0.0
     return time.time() - blocker.since_s < grace_s
@@ -328,7 +328,7 @@ class UnreachablePods:
         self._is_allowed = True
 
     def end(self) -> None:
-        """End the unreachable pods, so that others are made. Checks every other second at most."""
+        """End the unreachable pods, so that they are replaced. Checks at most every two seconds."""
         if not self._is_allowed or time.monotonic() - self._checked_s < _CHECK_EVERY_S:
             return
         self._checked_s = time.monotonic()
@@ -337,7 +337,7 @@ class UnreachablePods:
                 self._end(pod)
 
     def _is_unreachable(self, pod: Object) -> bool:
-        """Return whether the pod's node is not ready, or, if it cannot be read, the grace is over."""
+        """Return whether the pod's node is not ready. If nodes are unreadable, check the grace period."""
         _, _, nodes = self._watch.read_around()
         for node in nodes:
             if name_of(node) == pod["spec"].get("nodeName"):

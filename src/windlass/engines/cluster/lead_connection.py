@@ -1,8 +1,8 @@
 """Connection to a job's lead in a pod: the job's TLS over a port-forward, without a thread.
 
-The only path from a client to a lead on a cluster. `LeadDial` opens connections: `lead_sync` uses
-one to copy a job's folder, and the engine opens one for each call on a compute. `lead_pods` finds
-out which of several pods is the lead.
+This is the only path from a client to a lead on a cluster. `LeadDial` opens connections. `lead_sync`
+uses one to copy a job's folder, and the engine opens one for each call on a compute. `lead_pods`
+finds out which of several pods is the lead.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class ByteStream(Protocol):
 class LeadConnection:
     """Connection with the job's TLS over a byte stream, for use as the `Stream` of a `BlockingLink`.
 
-    After a `recv` with timeout 0 has raised TimeoutError, no layer holds received data, so it is
-    safe to poll `fileno`. At any other moment, check `pending` first: a poll could miss data.
+    After a `recv` with timeout 0 has raised TimeoutError, no layer has buffered data, so it is safe
+    to poll `fileno`. At any other time, check `pending` first: a poll could miss data.
     """
 
     def __init__(self, stream: ByteStream, context: ssl.SSLContext, job_id: str) -> None:
@@ -78,7 +78,7 @@ class LeadConnection:
         return self._stream.fileno()
 
     def pending(self) -> bool:
-        """Return whether a layer above the socket holds data, which a poll would not report."""
+        """Return whether a layer above the socket has buffered data, which a poll would not report."""
         return self._tls.pending() > 0 or self._in.pending > 0 or self._stream.pending()
 
     def sendall(self, data: bytes | bytearray | memoryview) -> None:
@@ -115,9 +115,9 @@ class LeadConnection:
             self._stream.sendall(data)
 
     def finish(self, timeout_s: float) -> None:
-        """Send the end of the stream, then discard received data until the lead has closed, too.
+        """Send the end of the stream, then discard received data until the lead has also closed.
 
-        A lead that writes to a closed connection loses what it has not read yet. A port-forward
+        A lead that writes to a closed connection loses data that it has not read yet. A port-forward
         does not transmit a half-closed socket, but it transmits TLS's close_notify.
         """
         end_s = time.monotonic() + timeout_s
@@ -131,12 +131,12 @@ class LeadConnection:
     def _send_end(self) -> None:
         with contextlib.suppress(
             ssl.SSLError
-        ):  # raised until the peer's end arrives, which is fine
+        ):  # raised until the peer also closes, which is expected
             self._tls.unwrap()
         self._flush()
 
     def close(self) -> None:
-        """Send the end of the stream, and close without waiting for the peer's."""
+        """Send the end of the stream, and close without waiting for the peer."""
         with contextlib.suppress(OSError):
             self._stream.settimeout(_CLOSE_S)
             self._send_end()
@@ -146,7 +146,7 @@ class LeadConnection:
 class LeadDial:
     """Opener of connections to one job's lead, in whichever pod it runs.
 
-    `find` lists the pods that may be the lead. `distrust` receives the uid of each that is not.
+    `find` lists the pods that may be the lead. `distrust` is called with the UID of each impostor.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class LeadDial:
         self._pods = LeadPods(job_id, find, distrust)
 
     def dial(self) -> LeadConnection | None:
-        """Return a connection to node 0's agent, or None while node 0 does not run."""
+        """Return a connection to node 0's agent, or None while node 0 is not running."""
         return self._pods.reach(self._connect)
 
     def _connect(self, pod: str) -> LeadConnection:
@@ -172,7 +172,7 @@ class LeadDial:
 
 
 class LeadSearch:
-    """Request for the pods that may be a job's lead, for a client that does not watch the job."""
+    """Lookup of the pods that may be a job's lead, for a client that does not watch the job."""
 
     def __init__(self, api: Api, dialect: Dialect, job_id: str) -> None:
         self._api = api

@@ -1,8 +1,9 @@
 """Search for a job's lead among the pods that may be its node 0.
 
-Every user who may write pods can choose a pod's labels and owner, but only node 0 holds the job's
-key. So all candidates are dialled concurrently, and the one that proves the key by TLS is the lead.
-A pod that fails the job's TLS is logged once and never dialled again. A silent pod causes no delay.
+A user who may write pods can give a pod any labels and owner, but only node 0 has the job's key.
+All candidates are therefore dialled concurrently, and the one that proves by TLS that it has the key
+is the lead. A pod that fails the job's TLS is logged once and never dialled again. A pod that does
+not answer causes no delay.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _HEAD_START_S = 0.3  # for the pods that are dialled first
 _MAX_DIALS = 16  # concurrent connection attempts
-# "not yet valid" and "expired" in OpenSSL, which are only reported for certificates of our own CA.
+# OpenSSL's codes for "not yet valid" and "expired", which it reports only for certificates of our own CA.
 _CLOCK_ERRORS = (9, 10)
 
 
@@ -39,7 +40,7 @@ T = TypeVar("T", bound=Closable)
 
 
 def runs(pod: Object) -> bool:
-    """Return whether the pod's container runs and the pod is not being deleted."""
+    """Return whether the pod's container is running and the pod is not being deleted."""
     is_running = bool(container_of(pod).get("state", {}).get("running"))
     return is_running and not pod["metadata"].get("deletionTimestamp")
 
@@ -56,9 +57,9 @@ def is_from_impostor(error: BaseException) -> bool:
 
 
 class LeadPods:
-    """Candidates for the lead of one job, and what one client knows of them.
+    """Candidates for the lead of one job, with this client's earlier connection attempts.
 
-    `distrust` receives the uid of each pod that is not the lead.
+    `distrust` is called with the UID of each impostor.
     """
 
     def __init__(
@@ -71,8 +72,8 @@ class LeadPods:
         self._find = find
         self._distrust = distrust
         self._lock = threading.Lock()
-        self._impostors: set[str] = set()  # uids
-        self._last_lead = ""  # uid of the lead that was reached last
+        self._impostors: set[str] = set()  # UIDs
+        self._last_lead = ""  # UID of the lead that was reached last
         self._num_failed: collections.Counter[str] = collections.Counter()
 
     def reach(self, connect: Callable[[str], T]) -> T | None:
@@ -123,8 +124,8 @@ class LeadPods:
             self._impostors.add(uid_of(pod))
         self._distrust(uid_of(pod))
         logger.warning(
-            "pod %s claims to be node 0 of %s but does not hold the job's key: it is not used; "
-            "kubectl describe pod %s shows what it is",
+            "pod %s claims to be node 0 of %s but does not have the job's key, so it is not used; "
+            "inspect it with kubectl describe pod %s",
             *(name_of(pod), self._job_id, name_of(pod)),
         )
         return True
@@ -140,7 +141,7 @@ class LeadPods:
 
 
 class _Dials(Generic[T]):
-    """Connection attempts, one thread each. Late connections are closed, late failures still noted."""
+    """Connection attempts, one thread each. Late connections are closed. Late failures still count."""
 
     def __init__(
         self, connect: Callable[[str], T], note: Callable[[Object, Exception], bool]
@@ -150,7 +151,7 @@ class _Dials(Generic[T]):
         self._results: queue.SimpleQueue[tuple[Object, T | Exception]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_closed = False
-        self.started: set[str] = set()  # pods by uid
+        self.started: set[str] = set()  # UIDs of pods
         self.num_pending = 0
 
     def start(self, pod: Object) -> None:
@@ -171,7 +172,7 @@ class _Dials(Generic[T]):
         self._drop(pod, result)
 
     def wait(self, timeout_s: float) -> tuple[Object, T | Exception] | None:
-        """Return a pod and its connection or error, or None if no dial ends in time."""
+        """Return a pod and its connection or error, or None if no attempt ends in time."""
         try:
             finished = self._results.get(timeout=timeout_s)
         except queue.Empty:

@@ -44,7 +44,7 @@ _SILENCE_S = 15.0
 _HEARTBEAT_S = 5.0
 _FINISH_S = 2.0
 _NO_LEAD_PAUSE_S = 0.05
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.25, 1.0  # each try costs the cluster something
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.25, 1.0  # back-off, because each attempt loads the cluster
 _NO_ROOM_PAUSE_S = 5.0
 _MAX_LOGGED = 20
 
@@ -110,12 +110,12 @@ class LeadSync:
         self._thread.join(timeout=5.0)
 
     def finish(self) -> None:
-        """Wait until the lead of an ended job knows that this client has read everything."""
+        """Wait until the lead of an ended job has been notified that this client has read everything."""
         if self._has_last:
             self._thread.join(timeout=2 * _FINISH_S)
 
     def let_go(self) -> None:
-        """Send all orders and disconnect, without waiting until that is done."""
+        """Send all orders and disconnect in the background."""
         self._stop.set()
         self._order(Heartbeat())
 
@@ -135,7 +135,9 @@ class LeadSync:
                 connection = self._dial()
                 self.unreachable = None
                 if connection is None:
-                    self._stop.wait(_NO_LEAD_PAUSE_S)  # without a candidate, no request was sent
+                    self._stop.wait(
+                        _NO_LEAD_PAUSE_S
+                    )  # short: without a candidate, no request was sent
                     continue
                 with contextlib.closing(connection):
                     pause_s = _FIRST_PAUSE_S
@@ -166,7 +168,7 @@ class LeadSync:
             logger.warning("connection to %s: %s", self._job_id, message)
 
     def _check_status(self, piece: Piece) -> JobStatus | None:
-        """Return the status, or None for a malformed one. Logs each fault once and keeps following."""
+        """Return the status, or None if it is malformed. Log each problem once, and keep following."""
         try:
             status = read_status(piece.body)
         except ProtocolError as error:
@@ -203,11 +205,11 @@ class LeadSync:
             if received is None:
                 self._wait(link)
             elif self._take(link, *received):
-                with contextlib.suppress(OSError):  # all files have arrived already
+                with contextlib.suppress(OSError):  # all files have already arrived
                     connection.finish(_FINISH_S)
                 return True
             while self._orders and self.is_up:
-                self._send(link, self._orders[0])  # stays queued until it was sent completely
+                self._send(link, self._orders[0])  # stays queued until it is sent completely
                 self._orders.popleft()
         connection.finish(_FINISH_S)
         return True
@@ -225,7 +227,7 @@ class LeadSync:
         link.send(message, (body,))
 
     def _take(self, link: BlockingLink, message: Message, body: bytes) -> bool:
-        """Handle one message. Return True if it held a final status."""
+        """Handle one message. Return True if it contained a final status."""
         if isinstance(message, Welcome):
             self.is_up, self.forbidden, self.unreachable = True, None, None
         elif isinstance(message, InputsWanted) and message.inputs:
@@ -241,7 +243,7 @@ class LeadSync:
         if is_status and status is None:
             return False
         is_last = status is not None and status.phase.is_final
-        if is_last:  # sent before the file is written, because this process may exit after that
+        if is_last:  # notify the lead first, because this process may exit once the file is written
             self._has_last = True
             self._send(link, AllRead())
         with keeping(self._folder):

@@ -1,8 +1,8 @@
 """Lease of a job as a cluster object: a Job without pods that owns other objects of the job.
 
-A Job that wants no completions is complete immediately. Kubernetes deletes it after its time to live,
-and then collects the objects that it owns. So an abandoned job is cleaned up although no program
-of Windlass runs in the cluster:
+A Job with zero completions completes immediately. Kubernetes deletes it after its time to live, and
+then garbage-collects the objects that it owns. Abandoned jobs are therefore cleaned up although no
+program of Windlass runs in the cluster:
 
 - During a submit, the lease owns the objects that could otherwise run without their client: a
   prerequisite, or else objects in a queue and objects that start immediately. The last patch of the
@@ -38,17 +38,17 @@ _RENEW_S = 40.0
 
 
 def is_leased(dialect: Dialect, plan: Plan) -> bool:
-    """Return whether only a lease ends the object when the client is killed during the submit."""
-    is_queued = bool(pod_of(plan).queue)  # Kueue may start it before its Secret is there
+    """Return whether a submit needs a lease, to clean up if the client is killed meanwhile."""
+    is_queued = bool(pod_of(plan).queue)  # Kueue may start it before its Secret exists
     return is_queued or dialect.stays_up or dialect.prerequisite is not None
 
 
 def owns_main(dialect: Dialect, plan: Plan) -> bool:
     """Return whether the lease owns the main object, and not only its prerequisite.
 
-    Kubernetes deletes a lease in the foreground: it deletes the dependents first, then removes a
-    finalizer from the lease. A TrainJob without its runtime rejects every change, so it could
-    never be deleted this way.
+    Kubernetes deletes a lease in the foreground: it deletes the dependents first, and then removes a
+    finalizer from the lease. If both were dependents, a TrainJob could lose its runtime first. It would
+    then reject every change and could never be deleted.
     """
     return is_leased(dialect, plan) and dialect.prerequisite is None
 
@@ -129,7 +129,7 @@ class LeaseRenewal:
                     changed = {"spec": {"ttlSecondsAfterFinished": ttl_s}}
                     self._api.patch(JOBS, name, changed, brief=True)
                 else:
-                    # an empty patch reads the lease, and needs only the right that renewals need
+                    # an empty patch reads the lease, with only the right that renewals need anyway
                     body, is_known = self._api.patch(JOBS, name, {}, brief=True), True
                     continue
             except NotFound:

@@ -1,8 +1,8 @@
-"""Submitting a job to a cluster: the steps, and carrying them out.
+"""Submit of a job to a cluster: the steps, and their execution.
 
-A submit is one list of steps, and making that list is pure. `create_objects` carries the steps out
-and cleans up after a failure, and an export prints them. A job's main object may need a prerequisite,
-whose source is read from the cluster first.
+A submit is a list of steps, which is made without I/O. `create_objects` executes the steps and cleans
+up after a failure. An export prints the steps' objects. A job's main object may need a prerequisite,
+whose source object is read from the cluster first.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from windlass.waiting import wait_until
 
 Object = dict[str, Any]
 
-_UNMARKED = {"annotations": {names.ANNOTATION_SUBMIT: None}}  # a complete object loses its mark
+_UNMARKED = {"annotations": {names.ANNOTATION_SUBMIT: None}}  # removes the submit's mark
 logger = logging.getLogger(__name__)
 
 _KNOWN_S = 5.0
@@ -59,7 +59,7 @@ _KNOWN_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """Contents of objects, which may become available after the first object is created."""
+    """Contents of objects. They may become available after the first objects have been created."""
 
     files: Callable[[], JobFiles]
     has_egress_policy: Callable[[], bool]  # whether a policy restricts egress from the job's pods
@@ -90,7 +90,7 @@ class SubmitSteps:
 
 
 def make_steps(dialect: Dialect, plan: Plan, file_names: FileNames, submit: str) -> SubmitSteps:
-    """Return the steps: what must exist first, the main object, its companions, and its start."""
+    """Return the steps: the prerequisites, the main object, its companions, and its start."""
     is_owned = owns_main(dialect, plan)
     main = Step(
         kind=dialect.kind,
@@ -147,7 +147,7 @@ def _make_prerequisite(
 
 
 def _make_companions(dialect: Dialect, plan: Plan, num_parts: int) -> list[Step]:
-    """Return the companions in an order in which they can be applied, dependencies first."""
+    """Return the steps for the companions, dependencies first."""
     lead = dialect.lead_labels
     if isinstance(plan.work, Calls):
         lead = {**lead, **dialect.compute_lead_labels(plan.job_id)}
@@ -193,7 +193,7 @@ def render_documents(
 ) -> list[Object]:
     """Return all objects that a submit creates, without owners.
 
-    They are in the order to apply them: what pods need comes first.
+    The objects are in the order to apply them: objects that pods need come first.
     """
     contents = Contents(
         files=lambda: files,
@@ -271,8 +271,8 @@ def create_objects(
 ) -> None:
     """Create everything the job needs, or nothing on an error.
 
-    Missing kinds and rights are reported before anything is created. `make_files` makes the contents of the
-    Secrets, named by `file_names`, while the first requests are in flight.
+    Missing kinds and rights are reported before anything is created. `make_files` creates the contents of
+    the Secrets while the first requests are in flight. `file_names` has their names.
     """
     steps = make_steps(dialect, plan, file_names, submit)
     with ThreadPoolExecutor(max_workers=8) as pool:
@@ -291,7 +291,7 @@ def create_objects(
             owner = make_owner(dialect.kind, created.result())
             for stage in (steps.companions, steps.start):
                 requests = [pool.submit(_send, api, step, contents, owner) for step in stage]
-                # An object created after the main object's removal would stay for a while.
+                # An object created after the main object's removal would be left behind for a while.
                 wait(requests)
                 for request in requests:
                     request.result()
@@ -328,9 +328,9 @@ def _create_main(
 
 
 def _create_lease(api: Api, step: Step | None, contents: Contents) -> Object | None:
-    """Create the lease, which ends the other objects if this client is killed, and return its reference.
+    """Create the lease, which cleans up the other objects if this client is killed.
 
-    Return None if the cluster refuses it. The job then runs without a lease.
+    Return a reference to it, or None if the cluster refuses it. The job then runs without a lease.
     """
     if step is None:
         return None
@@ -342,7 +342,7 @@ def _create_lease(api: Api, step: Step | None, contents: Contents) -> Object | N
 
 
 def _create_when_known(api: Api, dialect: Dialect, body: Object, *, is_named: bool) -> Object:
-    """Create the main object, retrying while a check in the cluster has not seen its prerequisite yet.
+    """Create the main object. Retry while an admission check does not know its prerequisite yet.
 
     Optional fields that an older operator rejects are left out.
     """
@@ -391,8 +391,8 @@ def _take_back(api: Api, dialect: Dialect, job_id: str, error: BaseException) ->
 def has_egress_policy(api: Api, labels: Mapping[str, str]) -> bool:
     """Return whether a policy restricts egress from pods with these labels.
 
-    If so, the job needs a policy that lets its pods reach each other. Policies for other pods do not count:
-    a policy of ours would then restrict our own pods.
+    If so, the job needs its own policy that lets its pods reach each other. Policies for other pods do not
+    count, because a policy of ours would then restrict our pods without need.
     """
     specs = [policy["spec"] for policy in api.list(NETWORK_POLICIES)]
     return any(

@@ -126,7 +126,7 @@ class LocalEngine:
         launcher = _find_launcher(self._launcher)
         if folder.path.exists():
             raise EngineError(
-                f"there is a job {plan.job_id} already", hint="prepare it again to get a new id"
+                f"the job {plan.job_id} already exists", hint="prepare it again to get a new id"
             )
         gpus = check_gpus(self._gpus, len(plan.nodes), plan.env)
         archive = _find_archive()
@@ -373,7 +373,7 @@ class LocalEngine:
         """Return the error for an unknown job, with the nearest id or name of the newest jobs."""
         others = [ref.job_id for ref in self.jobs() if ref.job_id != job_id]
         near = [*others, *self._read_names(others[:_MAX_NAMES])]
-        hint = did_you_mean(job_id, near, "windlass ls shows what is there", alike=0.5)
+        hint = did_you_mean(job_id, near, "windlass ls lists the jobs", alike=0.5)
         return JobNotFound(f"there is no job {job_id!r} here", hint=hint)
 
     def _read_names(self, job_ids: list[str]) -> Iterator[str]:
