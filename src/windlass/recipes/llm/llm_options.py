@@ -69,7 +69,7 @@ class LlmOptions(TrainerOptions):
     batch: int = 32  # rows per optimizer step, over ALL ranks
     lr: float = 2e-5  # learning rate (2e-4 with adapters)
     weight_decay: float = 0.01  # applied to matrices
-    scheduler: str = "cosine"  # of the learning rate: constant, linear, cosine or wsd
+    scheduler: str = "cosine"  # learning-rate schedule: constant, linear, cosine or wsd
     warmup: int = 10
     checkpoint_every: int | str | None = "10m"  # a duration or a number of steps, or 0 for none
     run: str = "run"

@@ -77,60 +77,60 @@ class BestStep:
     value: float
 
 
-def commit(order: Commit) -> CheckpointManifest:
+def commit(request: Commit) -> CheckpointManifest:
     """Turn the shares of all ranks into one checkpoint. Raises EngineError if that fails."""
-    storage = open_storage(order.root)
+    storage = open_storage(request.root)
     try:
-        shares = _wait_for_shares(storage, order)
-        check_owner(storage, order.token)
-        manifest = _make_manifest(storage, order, shares)
-        write_manifest(storage, order.folder, manifest)
+        shares = _wait_for_shares(storage, request)
+        check_owner(storage, request.token)
+        manifest = _make_manifest(storage, request, shares)
+        write_manifest(storage, request.folder, manifest)
         if storage.can_rename:
-            check_owner(storage, order.token)
-            _move_into_place(storage, order.folder, manifest.folder)
+            check_owner(storage, request.token)
+            _move_into_place(storage, request.folder, manifest.folder)
     except (EngineError, OSError):
         if storage.can_rename:  # no other save uses a folder of this name
-            storage.remove(order.folder)
+            storage.remove(request.folder)
         raise
-    _tidy(storage, order, manifest)
+    _tidy(storage, request, manifest)
     return manifest
 
 
 def _make_manifest(
-    storage: Storage, order: Commit, shares: list[WrittenShare]
+    storage: Storage, request: Commit, shares: list[WrittenShare]
 ) -> CheckpointManifest:
     """Make the manifest, and wait until every file that it lists has its full size."""
-    others = find_whole(storage, but=order.folder)
-    files = {METADATA: write_metadata(storage, order.folder, order.metadata, shares)}
+    others = find_whole(storage, but=request.folder)
+    files = {METADATA: write_metadata(storage, request.folder, request.metadata, shares)}
     for rank, share in enumerate(shares):
         files |= share.files
-        remove_record(storage, order.folder, rank)
+        remove_record(storage, request.folder, rank)
     number = 1 + max((one.number for one in others), default=0)
-    manifest = replace(order.manifest, files=files, number=max(number, order.manifest.number))
+    manifest = replace(request.manifest, files=files, number=max(number, request.manifest.number))
     faults: list[str] = []
 
     def is_complete() -> bool:
-        _check_folder_exists(storage, order)
-        faults[:] = find_size_faults(storage, order.folder, manifest)
+        _check_folder_exists(storage, request)
+        faults[:] = find_size_faults(storage, request.folder, manifest)
         return not faults
 
     if not wait_until(is_complete, timeout_s=_SLOW_S):
         raise EngineError(
-            f"{order.manifest.folder}: {'; '.join(faults[:3])}, although the write succeeded",
-            hint=f"check whether another program removes or changes files in {order.root}",
+            f"{request.manifest.folder}: {'; '.join(faults[:3])}, although the write succeeded",
+            hint=f"check whether another program removes or changes files in {request.root}",
         )
     return manifest
 
 
-def _check_folder_exists(storage: Storage, order: Commit) -> None:
-    if not storage.has_folder(order.folder):
+def _check_folder_exists(storage: Storage, request: Commit) -> None:
+    if not storage.has_folder(request.folder):
         raise EngineError(
-            f"{order.manifest.folder}: {order.folder} disappeared while it was written",
-            hint=f"check whether another program removes files in {order.root}",
+            f"{request.manifest.folder}: {request.folder} disappeared while it was written",
+            hint=f"check whether another program removes files in {request.root}",
         )
 
 
-def _tidy(storage: Storage, order: Commit, manifest: CheckpointManifest) -> None:
+def _tidy(storage: Storage, request: Commit, manifest: CheckpointManifest) -> None:
     """Move the links and remove old checkpoints. Only log failures, because the checkpoint is complete."""
     try:
         _update_links(storage, manifest)
@@ -139,21 +139,21 @@ def _tidy(storage: Storage, order: Commit, manifest: CheckpointManifest) -> None
             "%s is saved, but the links to it could not be updated: %s", manifest.folder, error
         )
     try:
-        check_owner(storage, order.token)
+        check_owner(storage, request.token)
         if storage.can_rename and read_manifest(storage, manifest.folder).number != manifest.number:
             raise ValueError("its manifest is not the one that was written")
         remove_half_written(storage)
-        remove_unfinished(storage, order.leftovers - {manifest.folder})
-        remove_old(storage, keep=order.keep, damaged=order.damaged, newest=manifest)
+        remove_unfinished(storage, request.leftovers - {manifest.folder})
+        remove_old(storage, keep=request.keep, damaged=request.damaged, newest=manifest)
     except (EngineError, OSError, ValueError) as error:
         logger.warning(
             "%s is saved, but older checkpoints could not be removed: %s", manifest.folder, error
         )
 
 
-def _wait_for_shares(storage: Storage, order: Commit) -> list[WrittenShare]:
+def _wait_for_shares(storage: Storage, request: Commit) -> list[WrittenShare]:
     shares: dict[int, WrittenShare] = {}
-    ranks = range(order.manifest.world_size)
+    ranks = range(request.manifest.world_size)
 
     def list_missing() -> str:
         return ", ".join(str(rank) for rank in ranks if rank not in shares)
@@ -162,31 +162,31 @@ def _wait_for_shares(storage: Storage, order: Commit) -> list[WrittenShare]:
         for rank in ranks:
             if (
                 rank not in shares
-                and (share := read_share(storage, order.folder, rank)) is not None
+                and (share := read_share(storage, request.folder, rank)) is not None
             ):
                 shares[rank] = share
         is_over = len(shares) == len(ranks) or any(share.error for share in shares.values())
         if not is_over:
-            _check_folder_exists(storage, order)
+            _check_folder_exists(storage, request)
         return is_over
 
     def log_wait(waited_s: float) -> None:
         logger.warning(
             "%s: waiting for the share of rank %s (%.0f of %.0f s)",
-            *(order.manifest.folder, list_missing(), waited_s, order.timeout_s),
+            *(request.manifest.folder, list_missing(), waited_s, request.timeout_s),
         )
 
-    is_in_time = wait_until(is_settled, timeout_s=order.timeout_s, say=log_wait)
+    is_in_time = wait_until(is_settled, timeout_s=request.timeout_s, say=log_wait)
     for rank, share in sorted(shares.items()):
         if share.error:
             raise EngineError(
-                f"rank {rank} could not write its share of {order.manifest.folder}: {share.error}"
+                f"rank {rank} could not write its share of {request.manifest.folder}: {share.error}"
             )
     if not is_in_time:
         raise EngineError(
-            f"{order.manifest.folder}: rank {list_missing()} wrote no share within "
-            f"{order.timeout_s:.0f} s",
-            hint=f"all ranks must see the same folder; check that all nodes share {order.root}",
+            f"{request.manifest.folder}: rank {list_missing()} wrote no share within "
+            f"{request.timeout_s:.0f} s",
+            hint=f"all ranks must see the same folder; check that all nodes share {request.root}",
         )
     return [shares[rank] for rank in ranks]
 

@@ -252,15 +252,15 @@ def _make_memory_file() -> int:
 class ThreadWriter:
     """Writer that uses a thread of this process."""
 
-    def start(self, share: Share, order: Commit | None, data: Data) -> Future[None]:
+    def start(self, share: Share, commit_request: Commit | None, data: Data) -> Future[None]:
         """Start writing. The tensors must not change until the future is done."""
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
 
         def write() -> None:
             write_share(share, data)
-            if order is not None:
-                commit(order)
+            if commit_request is not None:
+                commit(commit_request)
 
         return run_in_thread(write)
 
@@ -304,12 +304,18 @@ class ProcessWriter:
         self._connection = ours
 
     def start(
-        self, share: Share, order: Commit | None, data: Data, optimizers: Iterable[Optimizer]
+        self,
+        share: Share,
+        commit_request: Commit | None,
+        data: Data,
+        optimizers: Iterable[Optimizer],
     ) -> Future[None]:
         """Copy the data and let the process write the copy. Training can continue immediately."""
         self.begin()
         staged, wait_for_copy = self.memory.stage(data, optimizers)
-        request = WriteRequest(share=share, commit=order, size=self.memory.size, staged=staged)
+        request = WriteRequest(
+            share=share, commit=commit_request, size=self.memory.size, staged=staged
+        )
 
         def write() -> None:
             wait_for_copy()

@@ -243,14 +243,14 @@ class Checkpoints:
             rng=read_rng(),
             num_bytes=planned.num_bytes,
         )
-        order = self._make_commit(planned, folder, step=step, epoch=epoch, facts=facts)
+        commit_request = self._make_commit(planned, folder, step=step, epoch=epoch, facts=facts)
         if self._is_async and not is_first and (self._writer is not None or not block):
             optimizers = [value for value in state.values() if isinstance(value, Optimizer)]
-            end = self._get_writer().start(share, order, planned.data, optimizers)
+            end = self._get_writer().start(share, commit_request, planned.data, optimizers)
         else:  # also for a blocking save without a writer process, because starting one takes long
-            end = ThreadWriter().start(share, order, planned.data)
+            end = ThreadWriter().start(share, commit_request, planned.data)
         self._saving = _Saving(step=step, folder=folder, end=end)
-        if order is not None:
+        if commit_request is not None:
             end.add_done_callback(lambda end: self._note_end(end, step))
         if block or not self._is_async:
             self._wait(end_s, was_announced)

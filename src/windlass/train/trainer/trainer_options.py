@@ -49,12 +49,12 @@ class TrainerOptions:
     steps: int | None = None  # total number of optimizer steps
     batch: int = 32  # samples of one optimizer step, over ALL ranks
     batch_size: int | None = None  # samples per rank, instead of batch (itwinai's name)
-    tokens_per_step: int | None = None  # instead of batch, for samples of equal length
-    tokens_per_sample: int | None = None  # for tokens_per_step and tokens per second
+    tokens_per_step: int | None = None  # tokens per step, instead of batch (equal-length samples)
+    tokens_per_sample: int | None = None  # tokens in each sample, for tokens_per_step and rates
     micro_batch: int | None = None  # samples per rank and pass; gradients accumulate
     loss: str | None = None  # cross_entropy, mse ... (default: the model's own)
     optimizer: str = "adamw"  # adamw, adam, sgd or adamw8bit
-    scheduler: str = "constant"  # of the learning rate: constant, linear, cosine or wsd
+    scheduler: str = "constant"  # learning-rate schedule: constant, linear, cosine or wsd
     lr: float = 1e-3  # learning rate after the warm-up
     weight_decay: float = 0.0  # applied to matrices, not to biases and norms
     warmup: int = 0  # steps until the full learning rate
@@ -79,13 +79,13 @@ class TrainerOptions:
     async_checkpoints: bool = True  # write checkpoints in a separate process
     resume: bool = True  # resume from <out>/<run>; if off, move the old run aside
     trust_checkpoint: bool = False  # load another user's run, and objects that need pickle
-    seed: int = 42  # for the weights, the sample order and all random numbers
+    seed: int = 42  # seed of the weights, the sample order and all random numbers
     out: str | None = None  # output folder (default: the job's)
     run: str = "run"  # name of the run; its files are under <out>/<run>
     trackers: tuple[str, ...] = ()  # trackers in addition to metrics.jsonl
     log_every: int = 10  # steps between log lines
-    flops_per_token: float = 0.0  # for MFU
-    flops_per_sample: float = 0.0  # for MFU
+    flops_per_token: float = 0.0  # forward and backward operations per token, for MFU
+    flops_per_sample: float = 0.0  # forward and backward operations per sample, for MFU
 
     def __post_init__(self) -> None:
         for name in _FROM_1_UP:
