@@ -1,1 +1,1 @@
-"""What users call: jobs, computes, and what both share."""
+"""Client side: jobs, computes, and the code that both share."""

@@ -1,7 +1,7 @@
-"""Fine-tune a causal language model with Hugging Face's weights, on one process or on many.
+r"""Fine-tune a causal language model with Hugging Face's weights, on one process or on many.
 
     windlass run -m windlass.recipes.train_framework --gpus 8 -- --model meta-llama/Llama-3.2-1B
-    torchrun --nproc-per-node 8 -m windlass.recipes.train_framework --model-local-dir /models/NAME \\
+    torchrun --nproc-per-node 8 -m windlass.recipes.train_framework --model-local-dir /models/NAME \
         --tokenizer-local-dir /models/NAME --local-files-only
 
 Reads /data/train.jsonl and /data/val.jsonl. Rows have `text`, or `messages`, of which only the assistant's
