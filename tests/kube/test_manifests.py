@@ -186,7 +186,8 @@ ALONE = [dialect for dialect in DIALECTS if dialect.prerequisite is None]
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("with_egress", [False, True])
 def test_api_server_accepts_every_object(namespace, dialect, name, with_egress):
-    documents = render_documents(dialect, PLANS[name], FILES, submit="s1", with_egress=with_egress)
+    policy = manifests.make_policy(PLANS[name], with_egress=with_egress)
+    documents = [*render_documents(dialect, PLANS[name], FILES, submit="s1"), policy]
     output = kubectl(
         *("apply", "-n", namespace, "--server-side", "--dry-run=server", "--validate=strict"),
         *("-f", "-"),
