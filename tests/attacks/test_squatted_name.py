@@ -108,12 +108,12 @@ def read_call(name: str) -> None:
 
 @pytest.mark.parametrize("way", [use_compute, send_to_compute, delete_compute, read_call])
 def test_compute_of_another_owner_is_refused(cluster, way):
-    with pytest.raises(SpecError, match="shared is not yours: stranger made it") as refused:
+    with pytest.raises(SpecError, match="shared is not yours: stranger created it") as refused:
         way("shared")
     assert refused.value.hint
     if way is use_compute:
         assert "'stranger/shared' if you trust stranger" in refused.value.hint
-        assert "another name makes your own" in refused.value.hint
+        assert "use another name to create your own" in refused.value.hint
     check_untouched(cluster)
 
 
@@ -129,7 +129,7 @@ def test_compute_of_another_owner_is_refused(cluster, way):
 def test_compute_of_another_owner_is_refused_in_the_shell(cluster, words):
     done = subprocess.run([*WINDLASS, *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
-    assert "shared is not yours: stranger made it" in done.stderr
+    assert "shared is not yours: stranger created it" in done.stderr
     assert "stranger/shared" in done.stderr
     check_untouched(cluster)
 

@@ -43,9 +43,9 @@ def test_compute_of_another_user_needs_its_owner_in_the_name(become: Become) -> 
     wl.fn(sum, name="add").to(theirs).deploy()
     ref = theirs.nodes().ref
     become("alice")
-    with pytest.raises(SpecError, match="shared is not yours: stranger made it"):
+    with pytest.raises(SpecError, match="shared is not yours: stranger created it"):
         wl.Compute(name="shared").up()
-    with pytest.raises(SpecError, match="the deployed name add is not yours: stranger made it"):
+    with pytest.raises(SpecError, match="the deployed name add is not yours: stranger created it"):
         wl.get("add")
     with pytest.raises(SpecError, match="is not yours"):
         wl.Compute(name="shared").teardown()

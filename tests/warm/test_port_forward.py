@@ -115,5 +115,5 @@ def test_an_ended_job_has_no_ports(on, make):
     compute = make().up()
     job = on.job(compute)
     compute.teardown()
-    with pytest.raises(ConnectionRefusedError, match=f"node 0 of {job.id} does not run"):
+    with pytest.raises(ConnectionRefusedError, match=f"node 0 of {job.id} is not running"):
         job.open_port(80)

@@ -1,9 +1,9 @@
 """Table of engines: the built-in ones, and those that other packages add.
 
-A built-in engine is a row here. Another package adds an engine through an entry point of the group
-`windlass.engines`, which gives a `Dialect` or makes an `Engine` from the settings. Everything is imported
-only when its engine is named. Installed packages are searched only for a name that is not built in, and
-where all names are listed.
+A built-in engine is a row of this table. Another package adds an engine through an entry point of the group
+`windlass.engines`, which is a `Dialect` or a callable that makes an `Engine` from the settings. An engine is
+imported only when it is used. Installed packages are searched only for names that are not built in, and to
+list all names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DIALECTS = {
     "raycluster": "windlass.engines.dialects.raycluster:RAYCLUSTER",
     "trainjob": "windlass.engines.dialects.trainjob:TRAINJOB",
 }
-# the path of each, and the name of its product for errors
+# Import path of each exporter, and its product's name for errors.
 _EXPORTS = {
     "statefulset": ("windlass.engines.exports.statefulset:StatefulSetExport", "a StatefulSet")
 }
@@ -62,9 +62,10 @@ def renderer_names() -> tuple[str, ...]:
 
 
 def engine_names_here(settings: Settings) -> tuple[str, ...]:
-    """Return the engines that this machine may have jobs of.
+    """Return the engines that may have jobs on this machine.
 
-    These are the built-in ones, the one that is set, and those of other packages with a folder in the home.
+    These are the built-in engines, the one in the settings, and other packages' engines with a folder in the
+    home.
     """
     known = [*_ENGINES, *_DIALECTS]
     if settings.engine not in _BUILT_IN:
@@ -83,7 +84,7 @@ def _list_folders(home: Path) -> set[str]:
 
 
 def check_engine_name(name: str) -> None:
-    """Raise `SpecError` for the name of an unknown engine."""
+    """Raise `SpecError` if no engine has this name."""
     if name not in _BUILT_IN and name not in _read_plugins():
         known = renderer_names()
         hint = did_you_mean(name, known, f"there is: {', '.join(known)}")

@@ -1,7 +1,7 @@
 """Finished jobs in a home: the results of their ranks, and the limit on their number.
 
-A home keeps about a thousand jobs, and forgets the oldest ended ones. An error replaces a result that
-is missing in a job's folder. Used by the local engine and the engines on clusters.
+A home keeps about a thousand jobs. The oldest ended ones are removed. A result that is missing in a
+job's folder is read as an error. Used by the local engine and the engines on clusters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from windlass.wire.status import JobStatus, Phase
 logger = logging.getLogger(__name__)
 
 MAX_JOBS = 1000
-_ROOM = 50  # number of jobs to forget at a time, so that not every submit does it
+_ROOM = 50  # number of jobs to remove at a time, so that most submits remove none
 Result = tuple[ResultHeader, bytes]
 _KEEP = "stay attached, or have the code write it to a volume (--volume)"
 
@@ -46,7 +46,7 @@ def forget_old_jobs(
             forgotten.append(folder.name)
     if forgotten:
         logger.warning(
-            "%s holds more than %s jobs: the %s oldest that have ended were forgotten",
+            "%s has more than %s jobs: the %s oldest ended ones were removed",
             home, max_jobs, len(forgotten),
         )  # fmt: skip
     return forgotten

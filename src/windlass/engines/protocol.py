@@ -1,9 +1,9 @@
 """Protocols that engines implement to run a job's nodes.
 
 A `Renderer` only writes documents, an `Engine` runs jobs, and a `ComputeEngine` also keeps computes.
-An engine does not implement a protocol that it cannot support, and callers check the type. Smaller
-differences are listed in `can`. They are checked before submit, as are the names of hidden variables.
-An engine knows nothing of other engines, of frameworks, or of how results are displayed.
+An engine does not implement a protocol that it cannot support, and callers check the type. `can` lists
+smaller capabilities. They are checked before submit, as are the names of hidden variables. An engine
+knows nothing about other engines, frameworks, or how results are displayed.
 `engine_table` lists the engines by name.
 """
 
@@ -153,13 +153,13 @@ class Engine(Renderer, Protocol):
         """Cancel the job. Cancelling it again has no effect."""
 
     def hold(self, ref: JobRef) -> AbstractContextManager[None]:
-        """Hold the lease of an attached job, which ends some time after its last lease is released."""
+        """Hold a lease of an attached job. The job ends some time after its last lease is released."""
 
     def jobs(self) -> list[JobRef]:
         """Return the jobs that the engine knows, newest first."""
 
     def jobs_here(self) -> list[JobRef]:
-        """Return the jobs that have a folder on this machine, newest first. Nothing else is queried."""
+        """Return the jobs that have a folder on this machine, newest first. Sends no request."""
 
     def remove(self, ref: JobRef) -> None:
         """Remove an ended job with all its files and objects."""
@@ -201,7 +201,7 @@ class ComputeEngine(Engine, Protocol):
         """Stop following a job. The next request for it follows it again."""
 
     def set_wait_deadline(self, ref: JobRef, until_s: float | None) -> None:
-        """Set the time until which a compute may wait for its machines without a waiting client.
+        """Set the time until which a compute stays queued without a waiting client.
 
         None removes the deadline of a compute that is up.
         """

@@ -254,7 +254,7 @@ def test_object_is_sent_on_request(capsys):
         call.send()
         assert call.follow().value(0) == "done"
     assert (
-        "work: the processes that held the object ended; it is created again"
+        "work: the processes with the object have ended; creating it again"
         in capsys.readouterr().err
     )
 
@@ -269,7 +269,7 @@ def test_object_that_cannot_be_created_is_lost():
     with scripted(lead) as home:
         call = home.make_call()
         call.send()
-        with pytest.raises(NodeLost, match="the object is gone"):
+        with pytest.raises(NodeLost, match="the object was lost"):
             call.follow()
         call.release(is_broken=True)
 

@@ -28,7 +28,7 @@ def test_code_in_the_image_is_not_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("import model", "train.py imports model, which is beside it"),
+        ("import model", "train.py imports model from the same folder"),
         ("from model.layers import x", "train.py imports model"),
         ("def f():\n  import package.x", "train.py imports package"),
         ("import (", "train.py is not Python"),

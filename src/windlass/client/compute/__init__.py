@@ -1,1 +1,1 @@
-"""Warm compute: nodes that stay up, calls of functions and classes on them, and their resources."""
+"""Warm compute: nodes that stay up, the calls of functions and classes on them, and their resources."""

@@ -138,7 +138,7 @@ class ClusterJob:
         def say(waited_s: float) -> None:
             blocked = "; ".join(condition.text for condition in self._blockers.read().conditions)
             logger.warning(
-                "%s: files too large for a Secret are sent once node 0 runs; it has not started after %.0f s%s",
+                "%s: files too large for a Secret are sent once node 0 runs; still waiting after %.0f s%s",
                 *(self._plan.job_id, waited_s, f": {blocked}" if blocked else ""),
             )
 

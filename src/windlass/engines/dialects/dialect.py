@@ -63,7 +63,7 @@ class ObjectEnd:
 
 
 class ReadHold(Protocol):
-    """Reader of the reason why an object may not have pods yet. Returns None if it may."""
+    """Function that returns why an object may not have pods yet, or None if it may."""
 
     def __call__(
         self,
@@ -96,7 +96,7 @@ def never_ends(_body: Object) -> None:
 def never_held(
     _body: Object, *, events: Sequence[Object], queues: Sequence[str] | None
 ) -> Blocker | None:
-    """Return None, for kinds that get their pods immediately."""
+    """Return None, for kinds whose pods are created immediately."""
 
 
 def read_ready_phase(body: Object) -> ObjectPhase:
@@ -128,9 +128,9 @@ def make_main_object(
 
 
 def limit_time(plan: Plan) -> dict[str, int]:
-    """Return the field that ends a job if its lead fails to.
+    """Return the field that ends a job if its lead fails to end it.
 
-    Kubernetes counts from the start of the first pod, so the limit is far above the job's own.
+    Kubernetes counts from the start of the first pod, so the limit is much higher than the job's own.
     """
     if plan.timeout_s is None:
         return {}
@@ -145,7 +145,7 @@ def delete_after_ttl(plan: Plan) -> dict[str, int]:
 
 
 def allow_missing_pods(plan: Plan) -> dict[str, Any]:
-    """Return the fields that let an Indexed Job end although some of its pods were never created."""
+    """Return the fields with which an Indexed Job can end although some pods were never created."""
     if plan.min_nodes == len(plan.nodes):
         return {}
     return {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}}
@@ -178,10 +178,10 @@ def is_suspended(body: Object) -> bool:
 
 
 def make_hold_reader(prefix: str, is_held: Callable[[Object], bool] = is_suspended) -> ReadHold:
-    """Return a reader of the reason why an object is suspended.
+    """Return a function that returns why an object is suspended.
 
     Its submit may be incomplete, a user may have suspended it, or its queue has not admitted it yet.
-    `prefix` begins the names of Kueue's Workloads for objects of this kind.
+    Kueue names the Workloads for objects of this kind with `prefix`.
     """
 
     def read_hold(
@@ -217,13 +217,13 @@ class Prerequisite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adoption:
-    """Rules to find the pods of an object that was made by kubectl or by the kind's own SDK."""
+    """Rules to find the pods of an object that was created with kubectl or the kind's own SDK."""
 
     pod_labels: Callable[[str], Mapping[str, str]]  # labels of its pods, from its name
     index_of: Callable[[Object, Object], int | None]
-    """Index of a pod, from the object and the pod. With None, pods are numbered in order of arrival."""
+    """Index of a pod, from the object and the pod (default: pods are numbered in order of arrival)."""
     owns: Callable[[Object, Object], bool] | None = None
-    """Whether the object owns a pod (default: as the dialect decides)."""
+    """True if the object owns a pod (default: the dialect's `owns`)."""
     find_slip: Callable[[Object], str] = lambda _body: (
         ""
     )  # a likely mistake of its author, as a sentence
@@ -268,7 +268,7 @@ class Dialect:
     newer_fields: Mapping[str, Patch] = field(default_factory=dict)
     """Optional fields that older operators reject, each with the patch that leaves it out."""
     more_rights: tuple[Right, ...] = ()  # in addition to those on the kind itself
-    operator: str = ""  # product that makes the pods, if Kubernetes does not
+    operator: str = ""  # product that creates the pods, if Kubernetes itself does not
     prerequisite: Prerequisite | None = None
 
     render: Callable[[Plan, FileNames, str], dict[str, Any]]
@@ -280,10 +280,10 @@ class Dialect:
     make_workers: MakeWorkers | None = None
     """For kinds with identical pods: makes a second object of the kind, for nodes of another size.
     The main object owns it, and it is resized in the same way."""
-    give_up: Patch | None = None  # lets it fail with its next failed pod ({}: it does so anyway)
+    give_up: Patch | None = None  # makes the next failed pod fail the object ({}: it always does)
     end_lost_pod: Patch | None = None
-    """For kinds that only replace ended pods: the status for a pod on a dead machine before it is deleted.
-    An empty patch means that deleting the pod is enough. None means that the kind replaces it anyway."""
+    """For kinds that replace only ended pods: the status to set on a lost machine's pod before its deletion.
+    An empty patch means that deleting the pod is enough. None means that the kind always replaces it."""
     stays_up: bool = False  # it never ends, and restarts its containers
 
     read_end: Callable[[Object], ObjectEnd | None] = never_ends
@@ -303,7 +303,7 @@ class Dialect:
     index_in_name: Callable[[str, str], int | None]
     """Index of a deleted pod, from its name and the job id. None for pods of other jobs."""
     owns: Callable[[Object, str], bool] = is_controlled_by
-    """Whether a pod belongs to the main object with that UID. Labels alone prove nothing."""
+    """True if a pod belongs to the main object with that UID. Labels alone are no proof."""
     host_name: str = names.POD_HOST  # host name of a pod inside the cluster, empty if unknown
     container: str = names.CONTAINER  # name that the kind requires for our container
     adoption: Adoption | None = None  # None: objects made by others are not adopted
@@ -364,7 +364,7 @@ class Dialect:
         )
         if self.end_lost_pod is not None:
             blockers = [self._advise(blocker) for blocker in blockers]
-        # If the operator delegates to another maker, that maker also replaces lost pods.
+        # If the operator creates another object that makes the pods, that object also replaces lost pods.
         lacks_pods = len(pods) < (1 if self.pod_maker else maker.num_pods)
         if self.operator and lacks_pods and not blockers:
             return [self._find_idle(body, events, num_pods=(len(pods), maker.num_pods))]
@@ -394,8 +394,8 @@ class Dialect:
         if blocker.reason != NODE_LOST:
             return blocker
         hint = (
-            f"its {self.kind.name} gets another pod when this one has ended: a client that looks at the job "
-            f"ends it, if it may (`windlass doctor -e {self.name} --role` prints the Role); otherwise it "
-            "stays until the machine is back or an admin deletes its Node object"
+            f"its {self.kind.name} gets another pod when this one has ended: a client that reads the job's "
+            f"status ends it, if it may (`windlass doctor -e {self.name} --role` prints the Role); otherwise "
+            "it stays until the machine is back or an admin deletes its Node object"
         )
         return replace(blocker, hint=hint)

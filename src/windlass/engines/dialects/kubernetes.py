@@ -41,10 +41,10 @@ _KUEUE_PREFIX = "job-"  # prefix of the names of its Workloads
 
 
 def make_job(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
-    """Return the suspended Job, with one pod per node, which is replaced when it is lost.
+    """Return the suspended Job, with one pod per node. Kubernetes replaces lost pods.
 
-    Pods are never restarted in place. A podFailurePolicy would keep the pod of a dead node from being
-    replaced, so there is none. The lead decides about retries, and the Job's own budget only has to be large
+    Pods are never restarted in place. There is no podFailurePolicy, because Kubernetes would then not replace
+    the pod of a dead node. The lead decides about retries, and the Job's own limit only has to be large
     enough.
     """
     pod = pod_of(plan)

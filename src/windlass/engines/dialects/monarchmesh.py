@@ -30,7 +30,7 @@ LABEL_INDEX = "apps.kubernetes.io/pod-index"
 
 
 def make_name(job_id: str) -> str:
-    """Return the job's id without dashes, which the names of MonarchMeshes must not contain."""
+    """Return the job's id without dashes, because names of MonarchMeshes must not contain them."""
     return job_id.replace("-", "")
 
 

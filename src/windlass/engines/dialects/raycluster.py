@@ -43,8 +43,8 @@ LABEL_TYPE = "ray.io/node-type"
 HEAD = "head"
 GROUP = "workers"
 OVERWRITE = "ray.io/overwrite-container-cmd"
-# KubeRay makes worker pods wait for a Ray head, but ours starts only after the workers have joined. The
-# waiting container has our variables and mounts, and runs bash, which sources this file first.
+# KubeRay makes worker pods wait for a Ray head, but our head starts only after the workers have joined. The
+# waiting container has our variables and mounts. It runs bash, which first sources this annotation's file.
 ANNOTATION_BASH = "windlass.dev/bash-env"
 BASH_FOLDER = "/windlass/kuberay"
 NO_WAIT = 'case "$BASH_EXECUTION_STRING" in *"ray health-check"*) exit 0;; esac'
@@ -143,7 +143,7 @@ def _make_frame(plan: Plan) -> dict[str, Any]:
 
 
 def read_phase(cluster: Object) -> ObjectPhase:
-    """Return the phase, which never is ENDED. The head is ready as soon as its container runs."""
+    """Return the phase, which is never ENDED. The head is ready as soon as its container runs."""
     is_up = cluster.get("status", {}).get("state") == "ready"
     if is_up or is_true(condition_of(cluster, "HeadPodReady")):
         return ObjectPhase.STARTED
@@ -190,7 +190,7 @@ def read_job_phase(job: Object) -> ObjectPhase:
 
 
 def owns_for_job(job: Object, pod: Object) -> bool:
-    """Return whether the pod belongs to the job's RayCluster, or submits its work and prints its lines."""
+    """Return whether the pod belongs to the job's RayCluster, or is the one that submits the job's work."""
     status = job.get("status", {})
     makers = (status.get("rayClusterName"), name_of(job))
     return controller_name_of(pod) in makers
@@ -211,7 +211,7 @@ RAYCLUSTER = Dialect(
             group=RAY_JOBS.group,
             resource=RAY_JOBS.plural,
             verbs=("get", "list", "watch", "delete"),
-            purpose="status, logs and cancel of RayJobs that others made",
+            purpose="read and cancel RayJobs that Windlass did not create",
             optional=True,
         ),
     ),

@@ -70,7 +70,7 @@ SHIPPED: Mapping[str, Object] = {
         },
     }
 }
-_UNSTARTABLE = (126, 127, 128)  # the image lacks the program, so other pods fail, too
+_UNSTARTABLE = (126, 127, 128)  # the image lacks the program, so other pods fail too
 _KUEUE_PREFIX = "trainjob-"  # prefix of the names of its Workloads
 _OF_TRAINER = {
     "image": "image",
@@ -84,7 +84,7 @@ _NOT_OURS = ("args", "workingDir", "livenessProbe", "readinessProbe", "startupPr
 def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
     """Return the suspended TrainJob: the trainer's command and its number of nodes.
 
-    All else is in its runtime.
+    All other settings are in its runtime.
     """
     pod = pod_of(plan)
     ttl = {} if pod.ttl_s is None else {names.ANNOTATION_TTL: str(math.ceil(pod.ttl_s))}
@@ -118,7 +118,7 @@ def render_runtime(plan: Plan, files: FileNames, submit: str, source: Object) ->
         _make_step(plan, files, step) if step is _find_trainer(source) else step
         for step in jobset["spec"]["replicatedJobs"]
     ]
-    # A JobSet that restarts would end pods that the lead keeps alive.
+    # A JobSet that restarts would end pods that the lead still uses.
     inner = {key: value for key, value in jobset["spec"].items() if key != "failurePolicy"}
     return {
         "apiVersion": TRAINING_RUNTIMES.api_version,

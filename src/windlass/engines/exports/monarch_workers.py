@@ -83,7 +83,7 @@ def make_plain(
 def _check(plan: Plan, rendezvous: Rendezvous) -> None:
     if rendezvous != Rendezvous():
         raise SpecError(
-            "Monarch's workers meet through their controller",
+            "Monarch's workers find each other through their controller",
             hint="leave out --rdzv-backend and --rdzv-endpoint",
         )
     if plan.min_nodes < len(plan.nodes):

@@ -1,8 +1,8 @@
 """Table of plain exports, which `export --plain` prints as documents that do not need Windlass.
 
 Each engine's documents use its kind of object and its own launcher. Such an export can contain one
-script, which this module reads. A script that imports its neighbours is rejected. All other code must
-be in the image.
+script, which this module reads. A script that imports modules from its folder is rejected. All other
+code must be in the image.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def load_plain(engine: str, version: str = "") -> MakePlain:
     """
     if engine not in _PLAIN:
         raise SpecError(
-            f"the objects of the engine {engine} have no launcher of their own",
+            f"the objects of the engine {engine} have no launcher without Windlass",
             hint=f"leave out --plain, or name another engine: {', '.join(_PLAIN)}",
         )
     since, older = _OLDER.get(engine, ((), ""))
@@ -86,7 +86,7 @@ def read_solo(plan: Plan, folder: Path) -> str | None:
     for name in _imported(text, plan.work.path):
         if (path.parent / f"{name}.py").is_file() or (path.parent / name).is_dir():
             raise SpecError(
-                f"{plan.work.path} imports {name}, which is beside it and cannot be included",
+                f"{plan.work.path} imports {name} from the same folder, which cannot be included",
                 hint=_HINT,
             )
     return text

@@ -1,7 +1,7 @@
 """Export of a headless Service and a StatefulSet with torchrun, which runs without Windlass.
 
-Objects are named after the job's name or its id, so that two exports do not collide. Those of the recipes
-have the names of their guide. Pods stay after training, since a StatefulSet would restart them.
+Objects are named after the job's name or its id, so that two exports do not collide. Exports of the recipes
+use the names in their guide. Pods keep running after training, because a StatefulSet would restart them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Object = dict[str, Any]
 
 NAME = "train-llm"
 SERVICE = "train-rdzv"
-# Programs that guides run under these two names, one after the other.
+# Programs of the recipes, as guides name them.
 _RECIPES = ("train_framework", "k8s-training/k8s/train.py", "windlass.recipes.train")
 MODELS = Claim(claim="models-pvc", path="/models")  # for work with a model there
 CLAIMS = (Claim(claim="datasets-pvc", path="/data"), Claim(claim="outputs-pvc", path="/out"))
@@ -57,17 +57,19 @@ RIGHTS = (
         verbs=("get", "patch"),
         purpose="kubectl scale, which ends the pods of a finished training",
     ),
-    Right(resource="services", verbs=_APPLY, purpose="the name at which the pods meet"),
+    Right(resource="services", verbs=_APPLY, purpose="give the pods DNS names"),
     Right(resource="configmaps", verbs=_APPLY, purpose="the script"),
     Right(
         resource="persistentvolumeclaims",
         verbs=_APPLY,
-        purpose="volumes that the export makes",
+        purpose="create the export's volumes",
         optional=True,
     ),
-    Right(resource="pods", verbs=("get", "list", "watch"), purpose="see how far it is"),
+    Right(resource="pods", verbs=("get", "list", "watch"), purpose="follow the pods"),
     Right(resource="pods/log", verbs=("get",), purpose="kubectl logs"),
-    Right(resource="events", verbs=("list",), purpose="say why a pod waits", optional=True),
+    Right(
+        resource="events", verbs=("list",), purpose="explain why a pod is pending", optional=True
+    ),
 )
 _INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 

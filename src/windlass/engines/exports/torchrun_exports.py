@@ -1,4 +1,4 @@
-"""Plain exports with torchrun: an Indexed Job, a PyTorchJob or a TrainJob, as their guides write them.
+"""Plain exports with torchrun: an Indexed Job, a PyTorchJob or a TrainJob, as in their guides.
 
 They run the same training without Windlass. The functions are pure, and `plain_export` lists them by
 engine.
@@ -38,7 +38,7 @@ _JOB_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _PYTORCHJOB_CONTAINER = "pytorch"  # the operator requires this name
 _TRAINJOB_RUNTIME = "torch-distributed"
 _TRAINJOB_STEP = _TRAINJOB_CONTAINER = "node"  # names in the runtime
-_MANAGER = "user.example.com/export"  # the required name of the patch's author, in label syntax
+_MANAGER = "user.example.com/export"  # required name of the patches' manager, in label syntax
 _OF_TRAINER = {
     "image": "image",
     "command": "command",

@@ -1,7 +1,7 @@
 """Unix socket of a local job's lead, its folder, and a client's connection to it.
 
-The folder is chosen when the job starts and its path is kept in the job's folder. A client connects
-only if the socket has the right owner. Holding the connection open holds the job's lease.
+The folder is chosen when the job starts, and its path is kept in the job's folder. A client connects
+only if the socket has the right owner. An open connection holds the job's lease.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def make_socket_folder(job_id: str) -> Path:
     path = _find_place(job_id)
     try:
         make_private(path.parent, hint=_advise(path.parent))
-        shutil.rmtree(path, ignore_errors=True)  # remains of a lead that could not clean up
+        shutil.rmtree(path, ignore_errors=True)  # left by a lead that could not clean up
         make_private(path)
     except OSError as error:
         raise EngineError(
@@ -46,7 +46,7 @@ def make_socket_folder(job_id: str) -> Path:
 
 
 def _advise(place: Path) -> str:
-    """Return a hint for an unsafe folder. It never suggests chmod of a link, as that follows the link."""
+    """Return a hint for an unsafe folder. Never suggest chmod for a link, because chmod follows links."""
     is_folder = place.is_dir() and not place.is_symlink()
     return f"{f'chmod 700 {place}, or ' if is_folder else ''}remove it, or {_HINT}"
 
@@ -63,7 +63,7 @@ def _find_place(job_id: str) -> Path:
 
 
 def _temporary_folders() -> Iterator[Path]:
-    """Yield the user's folder first, then shorter ones for the case that it is too long."""
+    """Yield the user's temporary folder, then shorter ones in case its path is too long."""
     yield Path(tempfile.gettempdir())
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(runtime) and not find_private_fault(runtime):
@@ -103,7 +103,7 @@ def remove_socket_folder(folder: JobFolder) -> None:
 
 
 def dial_lead(folder: JobFolder, *, timeout_s: float | None = None) -> socket.socket:
-    """Return a connection to the lead, after a check that this user runs it."""
+    """Return a connection to the lead. Raise EngineError if another user runs it."""
     path = find_socket_folder(folder) / names.LEAD_SOCKET
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -143,7 +143,9 @@ def reach_lead(
     except Unanswered:
         if not lease:
             link.close()
-            return None  # with a lease the link is kept, as a slow lead will still read the request
+            return (
+                None  # a link with a lease is kept, because a slow lead will still read the request
+            )
     except ConnectionBroken:
         return None
     return link

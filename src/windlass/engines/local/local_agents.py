@@ -2,8 +2,8 @@
 
 An agent receives its order only after it has started. `windlass run` can therefore start the lead's agent
 before it has parsed the command line. It guesses what the agent's fork server should import, so that torch
-is already loading. After a wrong guess the agent restarts its fork server, which only wastes the work.
-This module deliberately imports little.
+loads meanwhile. After a wrong guess the agent restarts its fork server, at no other cost. This module
+deliberately imports little.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from windlass.wire.messages.agents import StartNode
 
-# Options that change the fork server in ways not worth guessing.
+# Options that change the fork server. With these, no guess is made.
 _NO_GUESS = re.compile(
     r"--(env|python|preload|start|engine|framework|gpus|pretend-gpus|dry-run|help)(=|\Z)|-(e|h)\b|--?\Z|-m\Z"
 )
 _MENTIONS_TORCH = re.compile(rb"^[ \t]*(import|from)[ \t][^#\n]*\btorch\b", re.MULTILINE)
-# Matches probably a variable that must be set before torch is imported.
+# Probable assignment of a variable that must be set before torch is imported.
 _SETS_VARIABLE = re.compile(
     rb"environ(\[[^\]\n]+\][ \t]*=[^=]|\.(setdefault|update|pop)\()|\bputenv\(|load_dotenv\("
 )

@@ -224,7 +224,7 @@ class LocalEngine:
         return dial_lead(JobFolder(self._jobs / ref.job_id))
 
     def set_wait_deadline(self, ref: JobRef, until_s: float | None) -> None:
-        """Do nothing, since nodes of this machine need not be waited for."""
+        """Do nothing, because nodes on this machine start immediately."""
 
     def is_made_here(self, ref: JobRef) -> bool:
         return (self._jobs / ref.job_id).exists()  # below the user's own home
@@ -237,10 +237,10 @@ class LocalEngine:
 
     def open_port(self, ref: JobRef, port: int) -> socket.socket:
         if self.status(ref).phase.is_final:
-            raise ConnectionRefusedError(f"node 0 of {ref.job_id} does not run")
+            raise ConnectionRefusedError(f"node 0 of {ref.job_id} is not running")
         return socket.create_connection(("127.0.0.1", port), timeout=_PORT_S)
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------
 
     def status(self, ref: JobRef) -> JobStatus:
         reap_agents()
@@ -278,7 +278,7 @@ class LocalEngine:
         else:
             kind, message = (
                 FailureKind.LOST_NODE,
-                f"{plan.nodes[0].name}'s agent died, and with it the job",
+                f"{plan.nodes[0].name}'s agent died, which ended the job",
             )
         verdict = make_job_verdict(
             plan, kind, f"{message}: {last_words}" if last_words else message, at_s=at_s, node=0
@@ -332,7 +332,7 @@ class LocalEngine:
         with (
             contextlib.closing(link),
             contextlib.suppress(ConnectionBroken),
-        ):  # it may end meanwhile
+        ):  # the lead may end meanwhile
             link.ask(CancelJob(now=now, why=why, interrupt=interrupt), timeout_s=60.0)
 
     @contextlib.contextmanager
@@ -377,7 +377,7 @@ class LocalEngine:
         return JobNotFound(f"there is no job {job_id!r} here", hint=hint)
 
     def _read_names(self, job_ids: list[str]) -> Iterator[str]:
-        """Yield the names that jobs were given, as far as they can be read."""
+        """Yield the names of jobs, as far as they can be read."""
         for job_id in job_ids:
             with contextlib.suppress(OSError, ProtocolError):
                 yield StatusFile(JobFolder(self._jobs / job_id).status).read().name

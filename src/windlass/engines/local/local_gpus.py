@@ -92,7 +92,7 @@ def check_gpus(share: GpuShare, num_nodes: int, env: Mapping[str, str]) -> tuple
     if names.CUDA_VISIBLE_DEVICES in env:
         chosen = f"{names.CUDA_VISIBLE_DEVICES}={env[names.CUDA_VISIBLE_DEVICES]}"
         raise SpecError(
-            f"--gpus {share.per_node} chooses GPUs, and {chosen} in the job's environment does, too",
+            f"--gpus {share.per_node} chooses GPUs, but so does {chosen} in the job's environment",
             hint=f"leave one of them out; to choose from some, export {chosen} in the shell",
         )
     gpus = list_gpus(os.environ)
@@ -167,7 +167,7 @@ def _make_shortage(wanted: int, num_free: int, gpus: Sequence[str], held: Held) 
 
 
 def read_share(folder: JobFolder) -> GpuShare:
-    """Return the share of a job's node 0, which all its nodes have."""
+    """Return the GPU share of a job's node 0, which is that of all its nodes."""
     text = _read(folder.gpus(0))
     if text is None:
         return GpuShare(0)
@@ -183,7 +183,7 @@ def read_holders(home: Path, is_alive: IsAlive) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _ledger(home: Path) -> Iterator[Held]:
-    """Hold the ledger, which is written back unless the body raises."""
+    """Lock and yield the ledger. Write it back unless the body raises."""
     with _open_ledger(home) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)

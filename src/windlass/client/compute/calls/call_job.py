@@ -1,7 +1,7 @@
-"""A call as a job: the handle that `submit` returns. The compute's lead takes the place of an engine.
+"""Call as a job: the handle that `submit` returns. It sends its requests to the compute's lead.
 
-`attach` finds a call by its id from any process. `CallLogs` reads the output of the call's ranks, either all
-at once or as it arrives.
+`attach_call` finds a call by its id from any process. `CallLogs` reads the output of the call's ranks, either
+all at once or as it arrives.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class CallJob(Job):
             return error
 
     def verdict(self) -> Verdict | None:
-        """Return which rank failed first and why, or None if no rank has failed."""
+        """Return the rank that failed first and the cause, or None if no rank has failed."""
         return self.status().verdict
 
     def cancel(self, *, now: bool = False, why: str = "", interrupt: bool = False) -> None:
@@ -166,7 +166,7 @@ class CallJob(Job):
         return expect(CallLogsTold, received), bytes(received.body)
 
     def outcomes(self) -> list[ResultHeader | None]:
-        """Return each rank's outcome, or None for ranks without one. Values are unpickled to show them."""
+        """Return each rank's outcome, or None for ranks without one. Unpickles values to display them."""
         reply = self._read(None)
         return [
             self._describe(reply, rank) if rank in reply.results else None
@@ -196,7 +196,7 @@ class CallJob(Job):
 
 
 def attach_call(job: Job, call_id: str) -> CallJob:
-    """Return the call with this id on the compute that `job` is."""
+    """Return the call with this id on the compute whose job is `job`."""
     from windlass.client.compute.nodes.compute_handle import Compute
 
     name = job.status().name

@@ -1,8 +1,8 @@
-"""Requests of calls, made from the arguments, the code, and the world that the call runs in.
+"""Requests of calls, made from their arguments, their code, and the ranks that they run on.
 
 Most of a request is the same for every call and is made once. Each call adds its arguments. A request also
-carries the source lines of functions that travel by value, so that tracebacks of ranks show them. This module
-sends nothing.
+contains the source lines of functions that are pickled by value, so that tracebacks of ranks show them. This
+module sends nothing.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ def name_by_file(target: Any, root: Path) -> ByFile | None:
     is_module = path.suffix == ".py" and path.stem.isidentifier() and path.is_relative_to(root)
     if not is_module or not _is_guarded(path):
         return None
-    # returned objects refer to types by the script's name: let this process find them in __main__
+    # returned objects refer to types by the script's name, which this process then finds in __main__
     sys.modules.setdefault(path.stem, sys.modules["__main__"])
     return ByFile(path.stem, name)
 
 
 def _is_guarded(path: Path) -> bool:
-    """Return whether the script has a part under `if __name__ == "__main__":`, which imports do not run."""
+    """Return whether the script has an `if __name__ == "__main__":` block, which imports do not run."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -130,12 +130,12 @@ class CallRequest:
 
     message: AskCall
     segments: Sequence[payloads.Segment]
-    profile: CallProfile | None  # the part it shares with other calls: sent once per connection
+    profile: CallProfile | None  # part that it shares with other calls, sent once per connection
     make_sync: Callable[[str], tuple[SyncCode, bytes] | None]
     has: str = ""  # digest of the code that the lead was last known to have
     constructor: Sequence[payloads.Segment] | None = None
     must_make: bool = False
-    was_made: bool = False  # an earlier call made the object: its state is lost if it is made again
+    was_made: bool = False  # an earlier call created the object. Creating it again loses its state.
 
     @property
     def id(self) -> str:
@@ -202,9 +202,9 @@ class Requests:
         return int((self._deployed or {}).get("procs") or self._nodes.wanted.procs)
 
     def describe(self) -> dict[str, Any]:
-        """Return the code's place and the settings that other processes need for calls.
+        """Return the code's folder on the nodes, and the settings that other processes need for calls.
 
-        The next call from this process sends the code to that place.
+        The next call from this process sends the code to that folder.
         """
         self._project.refresh()
         return {
@@ -248,7 +248,7 @@ class Requests:
     def _choose_profile(
         self, method: str, options: Options, *, detach: bool
     ) -> tuple[str, CallProfile]:
-        """Return the profile that this call shares with others, and its key. Usually it exists already."""
+        """Return the profile that this call shares with others, and its key. Usually it already exists."""
         project = self._project.about(self._cwd, self._working_dir)
         version, limit_s = self._project.version, self._nodes.launch_timeout_s
         sources = self._find_sources()
@@ -359,7 +359,7 @@ class Requests:
 
     @staticmethod
     def _is_constant(target: Any, payload: bytes) -> bool:
-        """Return whether the target travels by name alone. Partials and bound methods contain values."""
+        """Return whether the payload is only the target's name. Partials and bound methods contain values."""
         return inspect.isfunction(target) and not read_contents(payload).by_value
 
     def _check_bound(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -406,7 +406,7 @@ class Requests:
         contents = read_contents(payload)
         if contents.by_value and self._nodes.connections.python != here:
             raise SpecError(
-                f"{self._work.name} travels by value from Python {here}, but the nodes run "
+                f"{self._work.name} is pickled by value in Python {here}, but the nodes run "
                 f"{self._nodes.connections.python}, which cannot run its code",
                 hint=f"put it in a module of the project, or use an image with Python {here}; in a "
                 f"script, {GUARD}",

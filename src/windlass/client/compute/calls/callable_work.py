@@ -28,7 +28,7 @@ from windlass.wire import call_targets
 _COLLECTS = ("all", "head")
 _KEEPS = ("", "process")
 _RELOADS = ("auto", "never")
-# attributes of a remote callable whose names a user's class may use too
+# attributes of a remote callable. A user's class may use the same names.
 REMOTE_NAMES = (
     *("name", "compute", "rebuild", "to", "distribute", "options", "deploy", "teardown"),
     *("submit", "acall"),
@@ -96,7 +96,7 @@ class Work:
     init: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     source: Path | None = None
     preload: tuple[str, ...] = ()
-    early: str = ""  # what it sets before it imports torch, so torch must not be preloaded
+    early: str = ""  # variable that it sets before importing torch, so torch must not be preloaded
     instance: str = field(default_factory=lambda: make_letters(12))
     clashes: tuple[str, ...] = ()  # attributes of the class that share a name in REMOTE_NAMES
     has_call: bool = False  # whether the class defines __call__

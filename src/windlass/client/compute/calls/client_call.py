@@ -1,8 +1,8 @@
-"""One call from the client's side: sent, followed to its end, and resumed when a connection breaks.
+"""Client side of one call: send it, follow it to its end, and resume it when a connection breaks.
 
-A call has its id before it is sent. When a connection breaks, the client opens another and attends to the
-call. It sends the call again only to the same lead, and only if that lead never received it: otherwise the
-call might run twice. `Reply` holds the results of the ranks and how the call ended.
+A call has its id before it is sent. When a connection breaks, the client opens another one and resumes the
+call. It sends the call again only to the same lead, and only if that lead never received it. Otherwise the
+call might run twice. `Reply` has the results of the ranks and the end of the call.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ RETENTION_HINT = (
 
 @dataclass(slots=True)
 class Reply:
-    """Results of the ranks, and how the call ended."""
+    """Results of the ranks, and the end of the call."""
 
     results: dict[int, tuple[RankAnswer, list[memoryview]]] = field(default_factory=dict)
     state: CallState | None = None
@@ -129,7 +129,7 @@ class Home(Protocol):
         """Send a message to the lead, if it is alive."""
 
     def report_wait(self, what: str) -> None:
-        """Show what a call waits for, and replace missing nodes if possible."""
+        """Show the reason why a call waits, and replace missing nodes if possible."""
 
 
 def _describe_queue(num_ahead: int, first: str) -> str:
@@ -265,7 +265,7 @@ class ClientCall:
             if left_s is not None and left_s <= 0:
                 raise WaitTimeout(
                     f"the call {self._request.id} is not done yet",
-                    hint="it is still running; wait again",
+                    hint="the call is still running; wait again",
                 )
             try:
                 if self._connection is None:
@@ -282,7 +282,7 @@ class ClientCall:
                 return received
 
     def _check_refusal(self, error: ProtocolError) -> None:
-        """Raise a refusal that the lead repeated: another try would fail too."""
+        """Raise a refusal that the lead has repeated, because another attempt would fail too."""
         if error.message == self._refusal:
             self._drop_connection()
             raise error
@@ -301,13 +301,13 @@ class ClientCall:
             self._drop_connection()
 
     def _forget_lead_name(self, _message: LeadEnding, _body: bytes) -> None:
-        """Allow another lead: this one did not accept the call and is closing the connection."""
+        """Allow another lead, because this one is shutting down and did not accept the call."""
         self._lead = ""
 
     def _check_lead(self, _message: CallUnknown, _body: bytes) -> None:
-        """Send the call again: the lead never received all of it."""
+        """Send the call again, because the lead never received all of it."""
         if self._connection is None or not self._request.segments:
-            raise self._lost()  # another process sent the call: its arguments are not here
+            raise self._lost()  # another process sent the call, so its arguments are unknown
         self._try_send()
 
     def _lost(self) -> NodeLost:
@@ -327,16 +327,16 @@ class ClientCall:
     def _send_again(self, message: CallAgain, _body: bytes) -> None:
         """Send the call again, with the code or the object that the lead lacks.
 
-        An earlier message went to another lead, or another client has replaced the code since.
+        The code was sent to an earlier lead, or another client has replaced it since.
         """
         self._request.has = message.has
         self._request.must_make |= message.make
         if message.make and self._request.was_made and self._request.profile is not None:
             name = self._request.profile.name
-            say(f"{name}: the processes that held the object ended; it is created again")
+            say(f"{name}: the processes with the object have ended; creating it again")
         if self._request.must_make and self._request.constructor is None:
             raise NodeLost(
-                "the object is gone with the processes that held it",
+                "the object was lost when its processes ended",
                 hint="create it again: .to(compute)",
             )
         self._try_send()
@@ -370,7 +370,7 @@ class ClientCall:
         self._payloads.setdefault(message.payload, bytearray()).extend(body)
 
     def _take_queued(self, message: CallQueued, _body: bytes) -> None:
-        """Note what the call waits for. `items` shows it only if the wait lasts."""
+        """Record what the call waits for. `items` shows it only if the wait is long."""
         self._waiting = _describe_queue(message.ahead, message.first)
 
     def _take_waiting(self, message: CallWaiting, _body: bytes) -> None:

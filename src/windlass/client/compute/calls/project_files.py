@@ -1,10 +1,10 @@
-"""The user's project as calls see it: files that changed since the last call, and files that nodes lack.
+"""Project files of calls: files that changed since the last call, and files that nodes lack.
 
-Nodes that share this machine read the files themselves. Other nodes get the changed files with the call. A
-syntax error in a changed module is raised here, before anything is sent.
+Nodes on this machine read the files themselves. Other nodes get the changed files with the call. A syntax
+error in a changed module is raised here, before anything is sent.
 
-On Linux `Watch` asks the kernel (inotify) whether anything may have changed. A call without a previous edit
-then reads no files. On other systems the answer is always yes.
+On Linux, `Watch` asks the kernel (inotify) whether anything may have changed. If nothing was edited, a call
+therefore reads no files. On other systems, files are checked before every call.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _KEPT_MANIFESTS = 16
 
 
 class Watch:
-    """Watch on folders. `has_changed` reports changes since its previous call."""
+    """Watch on folders. `has_changed` reports changes since it was last called."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -73,7 +73,7 @@ class Watch:
             if fd < 0:
                 return
             self._fd = fd
-            # users may have few inotify instances (128 on some systems): free unused ones
+            # a user may have only 128 inotify instances on some systems, so free unused ones
             self._closing = weakref.finalize(self, os.close, fd)
         for folder in wanted - self._folders:
             if self._libc.inotify_add_watch(self._fd, os.fsencode(folder), _MASK) < 0:
@@ -94,7 +94,7 @@ class Watch:
         return True
 
     def close(self) -> None:
-        """Stop watching. From now on everything may have changed."""
+        """Stop watching. `has_changed` then always returns True."""
         if self._fd is not None:
             self._closing()
             self._fd = None
@@ -262,7 +262,7 @@ class PlacedProject:
         """Do nothing: calls use whatever code is on the nodes."""
 
     def about(self, _cwd: Path, _working_dir: str) -> ProjectPlace:
-        """Return the place it was deployed to, with whatever code is there now."""
+        """Return the folder it was deployed to, with the code that is there now."""
         return self._place.replaced(digest="as is" if self.key else "")
 
     def make_sync(self, _has: str) -> tuple[SyncCode, bytes] | None:
@@ -288,7 +288,7 @@ def _make_key(root: Path) -> str:
 
 
 def _find_folders(root: Path) -> set[str]:
-    """Return the folders to watch. Stops above MAX_FOLDERS, where nothing is watched anyway.
+    """Return the folders to watch. Stops after MAX_FOLDERS, because larger projects are not watched.
 
     Links are not followed, because they may lead to data of any size. Ranks themselves check files that
     they loaded through a link.

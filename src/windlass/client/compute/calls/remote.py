@@ -238,7 +238,7 @@ class Remote:
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_"):
             raise AttributeError(
-                f"{name!r} cannot be set from here: the object lives on its ranks; "
+                f"{name!r} cannot be set in the client: the object lives on its ranks; "
                 "give the class a method that sets it"
             )
         super().__setattr__(name, value)
@@ -264,7 +264,9 @@ class Remote:
             raise
         finally:
             echo.close()
-            calling.release(is_broken=True)  # a connection still held here is mid-conversation
+            calling.release(
+                is_broken=True
+            )  # a connection that is still checked out is mid-conversation
         return self._unwrap(reply, options)
 
     async def _acall(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -295,7 +297,7 @@ class Remote:
         finally:
             echo.close()
             if not ended:
-                calling.cancel("its reader went away")
+                calling.cancel("its reader stopped reading")
             calling.release(is_broken=True)
         error = calling.reply.error()
         if error is not None:
@@ -333,7 +335,7 @@ class Remote:
         return self._requests
 
     def _split(self, method: str, kwargs: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
-        """Split keywords into call options and the function's arguments, which win if names clash."""
+        """Split keywords into call options and function arguments. On a name clash, the function wins."""
         given: list[str] = [name for name in _CALL_OPTIONS if name in kwargs]
         if not given:
             return self._options, kwargs
@@ -355,9 +357,9 @@ class Remote:
 
 
 class OwnMethods(Remote):
-    """Remote class that defines methods with names of `Remote`. On a compute, the class's own win.
+    """Remote class with methods that have the names of `Remote`'s. On a compute, the class's own win.
 
-    Before `.to` there is no object, so `cls(C).options(...).distribute(...).to(compute)` uses those of
+    Before `.to` there is no object, so `cls(C).options(...).distribute(...).to(compute)` uses the methods of
     `Remote`. `.to` with a Compute is always the method of `Remote`.
     """
 

@@ -3,7 +3,7 @@
     app = wl.app(name="ddp", cli_command="torchrun --nproc_per_node=8 train.py", gpus=8, replicas=4)
     app.deploy().wait()
 
-Creating an app starts nothing. `deploy` makes it a detached job, which is found again by its name.
+Creating an app starts nothing. `deploy` submits it as a detached job, which can be found by its name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from windlass.client.keyword_types import AppKeywords
 
-# syntax that only a shell understands (it reads quoted words as shlex does)
+# syntax that needs a shell. Quotes do not, because shlex also reads them.
 _SHELL = re.compile(r"[|&;<>()$`*?~\n]|\A\s*\w+=")
 
 

@@ -46,7 +46,7 @@ _NOTHING = "decorate a function with @wl.compute(...), or make an app with wl.ap
 
 
 class Deployed:
-    """Pickled callable. Ranks load it, and this process need not be able to."""
+    """Pickled callable. Ranks load it, but this process may be unable to."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -59,7 +59,7 @@ class Deployed:
 
 
 def record_deployment(nodes: LiveNodes, work: Work, about: Mapping[str, Any]) -> None:
-    """Store with the compute what `get` needs to call it. `about` describes the call."""
+    """Store the record that `get` needs on the compute. `about` describes how to call the work."""
     segments = payloads.pack(work.target, name=work.name)
     target = base64.b64encode(b"".join(bytes(s) for s in segments[:1])).decode()
     nodes.ask(ConfigureCompute(record={work.name: {**about, "target": target}}))
@@ -90,7 +90,7 @@ def _find(name: str, engine: ComputeEngine, context: str) -> Remote:
         known += record
         if name in record:
             return _make(name, record[name], ref, context)
-    # only so that the error can name the owner
+    # only for the error, which names the owner
     for ref, plan in () if owner else others:
         if name in _ask_record(engine, ref):
             maker, _ = split_owner(name_for(engine, ref, plan))
@@ -101,7 +101,7 @@ def _find(name: str, engine: ComputeEngine, context: str) -> Remote:
 
 
 def _ask_record(engine: ComputeEngine, ref: JobRef) -> Mapping[str, dict[str, Any]]:
-    """Return what is deployed on a compute, or an empty dict if it does not answer."""
+    """Return the deployments on a compute, or an empty dict if it does not answer."""
     try:
         return ask_at(engine, ref).record
     except (OSError, WindlassError):
@@ -124,7 +124,7 @@ class DeployedObject:
 
 
 def find_deployables(module: ModuleType, name: str = "") -> list[Decorated | App]:
-    """Return what can be deployed from a module, in source order, or only the one with that name."""
+    """Return the deployable objects of a module in source order, or only the one with this name."""
     held = vars(module).items()
     deployables = {key: value for key, value in held if isinstance(value, (Decorated, App))}
     if not deployables:
@@ -141,7 +141,7 @@ def find_deployables(module: ModuleType, name: str = "") -> list[Decorated | App
 def deploy(
     deployables: list[Decorated | App], *, replace: bool = False
 ) -> Iterator[DeployedObject]:
-    """Deploy them one after the other. Yields each one when it is ready."""
+    """Deploy objects one after the other. Yield each one when it is ready."""
     for deployable in deployables:
         if isinstance(deployable, App):
             job = deployable.deploy(replace=replace)
@@ -196,7 +196,7 @@ def _execute(name: str, path: Path) -> ModuleType:
         where = _find_line(error, path)
         raise SpecError(
             f"{where} raised {type(error).__name__}: {error}",
-            hint='deploy imports the script: put what only a run should do under if __name__ == "__main__":',
+            hint='deploy imports the script: put code for runs only under if __name__ == "__main__":',
         ) from error
     return module
 

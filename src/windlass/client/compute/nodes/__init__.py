@@ -1,1 +1,1 @@
-"""Live nodes of a compute: what they must be like, who owns them, how they are found and reached."""
+"""Live nodes of a compute: their spec, their owner, and the ways to find and reach them."""

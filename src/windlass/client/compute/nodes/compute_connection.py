@@ -1,4 +1,4 @@
-"""Connections of a client to the lead of a compute: one per call in flight, kept for later calls.
+"""Connections of a client to the lead of a compute, one per call in flight. They are reused by later calls.
 
 `windlass.wire.blocking_link` sends and receives messages. `windlass.client.compute.calls.client_call`
 decides what a call sends.
@@ -56,7 +56,7 @@ class Connection(BlockingLink):
                 self.send(PayloadPart(payload=key), [part])
 
     def is_alive(self) -> bool:
-        """Return whether the lead still answers. It is not asked if the connection was used just now."""
+        """Return whether the lead still answers. A connection that was just used counts as alive."""
         try:
             if time.monotonic() - self.used_s < _FRESH_S:
                 return not self.has_data() or self._drain()
@@ -90,13 +90,13 @@ def ask_info(connection: Connection) -> ComputeInfo:
 
 
 def ask_at(engine: ComputeEngine, ref: JobRef) -> ComputeInfo:
-    """Ask the lead of a compute, over a connection for this question only."""
+    """Ask the lead of a compute about itself, over a temporary connection."""
     with contextlib.closing(Connection(engine.dial(ref), ref.job_id)) as connection:
         return ask_info(connection)
 
 
 class LeadConnections:
-    """Free connections to the lead of one compute, and what the lead last reported."""
+    """Free connections to the lead of one compute, and facts that the lead last reported."""
 
     def __init__(self, engine: ComputeEngine) -> None:
         self.spill = ""
@@ -154,6 +154,6 @@ class LeadConnections:
         self.projects.clear()
 
     def leave_to_parent(self) -> None:
-        """In a fork: leave the connections to the process that made them, untouched."""
+        """Give up the connections in a forked process, without closing them for the parent."""
         _of_parent.extend(self._free)
         self._free = []

@@ -32,7 +32,7 @@ _TTL = "1h"
 
 
 def check_compute_keywords(given: Mapping[str, Any]) -> None:
-    """Refuse an unknown keyword, and suggest the nearest known one."""
+    """Raise SpecError for an unknown keyword, and suggest the most similar known one."""
     usual = [keyword.name for keyword in COMPUTE]
     known = (*usual, *(keyword.name for keyword in COMPUTE_MORE))
     for name in given:
@@ -82,7 +82,7 @@ class Compute:
         procs: int | None = None,
         **more: Unpack[OtherDistributeKeywords],
     ) -> Compute:
-        """Return the same compute with this many nodes. Whatever is sent to it runs on all of them.
+        """Return the same compute with this many nodes. Callables that are sent to it run on all nodes.
 
         framework: how ranks are set up: pytorch, spmd, ray, monarch or command (default: the setting).
         workers: number of nodes, not counting ray's head. "2:4" means at least 2 and at most 4.
@@ -105,7 +105,7 @@ class Compute:
 
     @classmethod
     def at(cls, ref: JobRef, name: str, *, context: str = "") -> Compute:
-        """Return a handle of a live compute, whatever its spec.
+        """Return a handle for a live compute, whatever its spec.
 
         ref: the compute's job.
         name: the compute's name.
@@ -136,7 +136,7 @@ class Compute:
         if self._nodes:
             self._nodes[0].teardown()
             return
-        # to end live nodes, only their name and engine are needed
+        # ending live nodes requires only their name and engine
         wanted, name = (
             decide(self.keywords, is_there=True),
             self.name or make_compute_name("compute"),

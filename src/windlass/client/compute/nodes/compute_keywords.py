@@ -1,7 +1,7 @@
-"""Keywords of computes and apps: checks of their values, and the settings that they stand for. Pure.
+"""Keywords of computes and apps: checks of their values, and the corresponding settings. No I/O.
 
 Values are checked when they are passed, for every engine. `windlass.client.compute.nodes.compute_spec`
-decides what they mean together.
+combines them into a spec.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*\b(?: (soft|hard))?")
 _KEYWORD_OF = {setting.flag: f"{name}=" for name, setting in BY_NAME.items()} | {
     "--nodes": "workers=",
     "--timeout": "timeout=",
-    "--join-timeout": "launch_timeout",  # hints never put a value after it
+    "--join-timeout": "launch_timeout",  # hints never contain a value for it
 }
 
 
@@ -49,7 +49,7 @@ def read_words(command: str, what: str, *, example: str) -> list[str]:
 
 
 def check_values(given: Mapping[str, Any]) -> None:
-    """Refuse values of the wrong type or range."""
+    """Raise SpecError for values of the wrong type or range."""
     for name, value in given.items():
         if value is None:
             continue
@@ -95,7 +95,7 @@ def speak_python(text: str) -> str:
 
 
 def check_app_keywords(what: str, given: Mapping[str, Any], *, own: tuple[str, ...]) -> None:
-    """Refuse an unknown keyword, and suggest the nearest known one."""
+    """Raise SpecError for an unknown keyword, and suggest the most similar known one."""
     for name in given:
         if name in KEYWORDS:
             continue
@@ -104,7 +104,7 @@ def check_app_keywords(what: str, given: Mapping[str, Any], *, own: tuple[str, .
 
 
 def make_setting_flags(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that the keywords stand for."""
+    """Return the settings that correspond to the keywords."""
     return {
         _SPELT.get(name, name): value for name, value in given.items() if name not in _NOT_FLAGS
     }

@@ -1,8 +1,8 @@
-"""Owners of computes. A bare name means one's own compute. Another user's is written `owner/name`.
+"""Owners of computes. A bare name means this user's compute. Another user's is written `owner/name`.
 
-A compute receives secrets, and its answers are unpickled. A name alone is therefore no reason to trust it.
-A compute is one's own if its keys were made on this machine. It also is if its recorded owner has the user's
-name, and the same name on the cluster.
+A compute receives secrets, and its answers are unpickled, so a name alone is no proof of ownership. A compute
+belongs to this user if its keys were created on this machine. It also does if its recorded owner has this
+user's name, here and on the cluster.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def join_owner(owner: str, name: str) -> str:
 
 
 def is_own(engine: ComputeEngine, ref: JobRef, plan: Plan) -> bool:
-    """Return whether this user made the compute, as far as that can be known."""
+    """Return whether this user created the compute, as far as that is known."""
     if engine.is_made_here(ref):
         return True
     work = plan.work
@@ -47,22 +47,22 @@ def owners_of(plan: Plan) -> tuple[str, ...]:
 
 
 def is_meant(engine: ComputeEngine, ref: JobRef, plan: Plan, owner: str) -> bool:
-    """Return whether a request for this owner means the compute. No owner means one's own."""
+    """Return whether a request for `owner` means this compute. An empty owner means this user."""
     return owner in owners_of(plan) if owner else is_own(engine, ref, plan)
 
 
 def name_for(engine: ComputeEngine, ref: JobRef, plan: Plan) -> str:
-    """Return the name to ask for it by, with the owner in front if that is another user."""
+    """Return the name that requests for a compute use: `owner/name` if another user owns it."""
     if is_own(engine, ref, plan):
         return plan.name
-    # two users may share a user name, but not the name on the cluster
+    # two users may have the same user name, but not the same name on the cluster
     own = (name_user(), engine.identity())
     owners = [owner for owner in owners_of(plan) if owner not in own]
     return join_owner(owners[0] if owners else "", plan.name)
 
 
 def check_compute_owner(engine: ComputeEngine, ref: JobRef) -> None:
-    """Refuse another user's compute that was found only by its name."""
+    """Raise SpecError for another user's compute that was found only by its name."""
     plan = engine.plan(ref)
     if not is_own(engine, ref, plan):
         error = make_refusal(plan.name, name_for(engine, ref, plan))
@@ -71,7 +71,7 @@ def check_compute_owner(engine: ComputeEngine, ref: JobRef) -> None:
 
 
 def make_refusal(name: str, asked_as: str, *, what: str = "compute") -> SpecError:
-    """Make the error for a name that belongs to another user, with a hint."""
+    """Return the error for a name that belongs to another user, with a hint."""
     owner, _ = split_owner(asked_as)
     if not owner:
         return SpecError(
@@ -79,9 +79,9 @@ def make_refusal(name: str, asked_as: str, *, what: str = "compute") -> SpecErro
             hint="use another name; windlass compute ls shows its id, windlass compute rm ID ends it",
         )
     return SpecError(
-        f"the {what} {name} is not yours: {owner} made it",
-        hint=f"ask for it as {asked_as!r} if you trust {owner} with what you send there; "
-        "another name makes your own",
+        f"the {what} {name} is not yours: {owner} created it",
+        hint=f"use the name {asked_as!r} if you trust {owner} with the data that you send; "
+        "use another name to create your own",
     )
 
 

@@ -1,7 +1,7 @@
-"""Specs of computes: reads a compute's keywords, and makes the plan of its nodes.
+"""Specs of computes: read from a compute's keywords, and turned into the plan of its nodes.
 
 Variables, steps, the number of nodes and their time to live can change while nodes are alive. Other settings,
-such as image, resources and volumes, cannot. Their digest decides whether live nodes can be used again. This
+such as image, resources and volumes, are fixed. Their digest decides whether live nodes can be reused. This
 module starts no nodes.
 """
 
@@ -97,11 +97,11 @@ class Wanted:
                 say(sentence)
 
     def compare_env(self, there: Mapping[str, str]) -> dict[str, str | None]:
-        """Return variables to set, or with None to remove, on nodes that were planned with `there`."""
+        """Return the changes for nodes that were planned with `there`. None removes a variable."""
         changed: dict[str, str | None] = {
             key: value for key, value in self.env.items() if there.get(key) != value
         }
-        # keep variables that every plan sets, and those left out because this process has them
+        # keep variables that every plan sets, and those omitted because this process already has them
         kept = {*self.env, *replace(self, env={}).make_plan("nodes", 1, ()).env, *os.environ}
         return changed | dict.fromkeys(key for key in there if key not in kept)
 
@@ -210,7 +210,7 @@ def _make_flags(given: Mapping[str, Any], image: Image) -> dict[str, Any]:
 
 
 def _read_quantity(key: str, value: Any) -> str:
-    """Return a quantity as text. Refuse a number of bytes that is implausibly small."""
+    """Return a quantity as text. Raise SpecError for an implausibly small number of bytes."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if is_number and key != "cpus" and value < _SMALLEST_BYTES:
         raise SpecError(f"{key}={value} means {value} bytes", hint=f'write {key}="{value}Gi"')
@@ -218,7 +218,7 @@ def _read_quantity(key: str, value: Any) -> str:
 
 
 def _is_volume(given: Any) -> bool:
-    """Return whether it is a Volume. A string is one of the forms of the command line."""
+    """Return whether this is a Volume. A string has a form of the command line."""
     if isinstance(given, (Volume, str)):
         return isinstance(given, Volume)
     raise SpecError(
@@ -242,7 +242,7 @@ def _read_tolerations(given: Any) -> tuple[Toleration, ...]:
 
 
 def read_ttl(given: Any) -> float | None:
-    """Return after how many idle seconds nodes end. None means never.
+    """Return the idle time in seconds after which nodes end. None means never.
 
     Accepts seconds, a text such as 30m, or "none".
     """
@@ -268,7 +268,7 @@ def _place(volumes: list[Volume], home: Path, *, has_pods: bool) -> dict[str, st
 
 
 def forget_changing(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pod's settings that cannot change while it is alive. The size of workers can."""
+    """Return the pod's settings that are fixed while it is alive. The size of workers is not fixed."""
     return {key: value for key, value in pod.items() if key not in ("ttl_s", "workers")}
 
 
@@ -286,9 +286,10 @@ def _short(value: Any) -> str:
 
 
 def name_interpreter(wanted: str) -> str:
-    """Return one name for an interpreter of this machine. In a folder, python and python3 are often the same.
+    """Return one name for an interpreter of this machine, because python and python3 are often the same.
 
-    The name includes the folder, which decides the packages. Most virtual environments share one executable.
+    The name includes the folder, which determines the packages. Virtual environments often share one
+    executable.
     """
     path = Path(shutil.which(os.path.expanduser(wanted)) or wanted or sys.executable)
     return str(path.absolute().parent.resolve() / path.resolve().name)

@@ -23,7 +23,7 @@ _RANGE = re.compile(r"\s*(\d{1,6})\s*:\s*(\d{1,6})\s*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Number of nodes, and number of ranks on each (None: one per GPU, or 1)."""
+    """Number of nodes, and number of ranks on each (default: one per GPU, or 1)."""
 
     framework: str = "pytorch"
     workers: int = 1

@@ -1,9 +1,9 @@
 """Computes that exist: listed through their engine, found by name, described, and ended.
 
-`windlass compute` shows what `list_living` and `find_living` return. `NodeDiscovery` looks for nodes that
-another process can use again. Idle computes that hold nodes or GPUs that a job waits for are looked up
-once per wait, and only if freeing resources would help. `windlass.client.compute.nodes.compute_owners`
-decides who owns a compute.
+`windlass compute` shows the results of `list_living` and `find_living`. `NodeDiscovery` finds live nodes that
+this process can reuse. A job may wait for nodes or GPUs of idle computes. Those computes are looked up once
+per wait, and only if freeing resources would help. `windlass.client.compute.nodes.compute_owners` decides who
+owns a compute.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class IdleCompute:
 
 def find_holders(engine: ComputeEngine, ref: JobRef) -> Iterator[IdleCompute]:
     """Yield this user's idle computes that hold resources the job `ref` could use."""
-    # imported here: it loads all messages of calls, which would slow down running jobs
+    # imported here, because it loads all messages of calls, which would slow down `windlass run`
     from windlass.client.compute.nodes.compute_connection import ask_at
 
     resource = _read_gpus(engine.plan(ref))[0]
@@ -98,7 +98,7 @@ def _is_own(plan: Plan) -> bool:
 
 
 class IdleComputes:
-    """Idle computes that hold what a job waits for. Each job's are looked up at most once."""
+    """Idle computes with resources that a job waits for. They are looked up at most once per job."""
 
     def __init__(self, engine: ComputeEngine, remove: Callable[[str], str]) -> None:
         self._engine = engine
@@ -142,13 +142,19 @@ def explain_by(ref: JobRef, settings: Settings) -> Callable[[JobStatus], JobStat
 
 
 def remove_by_command(settings: Settings) -> Callable[[str], str]:
-    """Return how to end a compute in a shell, with the namespace if a flag set it here."""
+    """Return a function that maps a compute's name to the shell command that ends it.
+
+    The command includes the namespace if a flag set it.
+    """
     where = f" --namespace {settings.namespace}" if _names_namespace(settings) else ""
     return lambda name: f"windlass compute rm {name}{where}"
 
 
 def remove_by_call(settings: Settings) -> Callable[[str], str]:
-    """Return how to end a compute in Python, with the namespace if a flag set it here."""
+    """Return a function that maps a compute's name to the Python call that ends it.
+
+    The call includes the namespace if a flag set it.
+    """
     where = f', namespace="{settings.namespace}"' if _names_namespace(settings) else ""
     return lambda name: f'windlass.Compute(name="{name}"{where}).teardown()'
 
@@ -162,9 +168,9 @@ _HERE = "local"
 
 
 def list_computes(engine: ComputeEngine, name: str = "") -> Iterator[tuple[JobRef, Plan]]:
-    """Yield possibly live computes and their plans, or those with a name. Ones made here come first.
+    """Yield the computes that may be live, with their plans. Computes created on this machine come first.
 
-    Opens no connection to them.
+    With `name`, yield only computes of that name. Opens no connection to them.
     """
     for ref in sorted(engine.computes(), key=lambda ref: not engine.is_made_here(ref)):
         if name and not is_made_from(ref.job_id, name):
@@ -173,7 +179,7 @@ def list_computes(engine: ComputeEngine, name: str = "") -> Iterator[tuple[JobRe
             plan = engine.plan(ref)
         except WindlassError as error:  # an unreadable compute cannot be the one
             if name and isinstance(error, KeysReplaced):
-                raise  # another user tampered with one's own compute
+                raise  # another user tampered with this user's compute
             continue
         if isinstance(plan.work, Calls):
             yield ref, plan
@@ -228,7 +234,7 @@ def end_job(wanted: Wanted, ref: JobRef) -> None:
 
 
 class NodeDiscovery:
-    """Search for live nodes by a compute's name, to use them again or to replace them."""
+    """Search for live nodes by a compute's name, to reuse or replace them."""
 
     def __init__(self, wanted: Wanted, asked_as: str) -> None:
         self._wanted = wanted
@@ -237,7 +243,7 @@ class NodeDiscovery:
 
     @contextlib.contextmanager
     def lock_name(self) -> Iterator[None]:
-        """Let one process at a time start this compute. Later ones find the nodes it started."""
+        """Lock the name, so that one process starts the compute and later ones find its nodes."""
         home = Path(str(self._wanted.settings.value("home"))).expanduser()
         make_own(home / "locks", below=home)
         with (home / "locks" / object_name(self._name, 60)).open("w") as lock:
@@ -245,11 +251,11 @@ class NodeDiscovery:
             yield
 
     def list_refs(self) -> list[JobRef]:
-        """Return the live nodes that the name means."""
+        """Return the jobs of the live nodes with this name."""
         return [ref for ref, _ in find_meant(self._wanted, self._asked_as)]
 
     def find(self) -> tuple[JobRef, bool] | None:
-        """Return nodes to use and whether they are this user's, or None. Ends nodes of another spec."""
+        """Return usable nodes and whether they are this user's, or None. Ends nodes with another spec."""
         for ref, plan in find_meant(self._wanted, self._asked_as):
             if not is_own(self._wanted.engine, ref, plan):
                 return ref, False
@@ -274,7 +280,7 @@ class NodeDiscovery:
         end_job(self._wanted, ref)
 
     def _is_at_work(self, ref: JobRef) -> bool:
-        """Return whether calls run or wait there. Nodes that do not answer have no calls to lose."""
+        """Return whether the nodes have unfinished calls. Assume that silent nodes have none."""
         try:
             calls = ask_at(self._wanted.engine, ref).calls
         except (OSError, WindlassError):
@@ -303,7 +309,7 @@ class LiveCompute:
 
     @property
     def asked_as(self) -> str:
-        """Name to ask for it by, with the owner in front if that is another user."""
+        """Name that requests for it use: `owner/name` if another user owns it."""
         return join_owner(self.owner, self.name)
 
 
@@ -370,7 +376,7 @@ def look(compute: FoundCompute) -> LiveCompute:
 
 
 def _explain(status: JobStatus, error: Exception) -> dict[str, Any]:
-    """Return why the lead cannot be asked: it is still starting, or it does not answer."""
+    """Return the fields of a compute with an unreachable lead: it is still starting, or silent."""
     blocked = [c.text for c in status.conditions if c.type == CONDITION]
     if blocked or any(node.state == NodeState.PENDING for node in status.nodes[:1]):
         return {"state": "starting", "why": "; ".join(blocked)}

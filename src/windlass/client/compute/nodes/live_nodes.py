@@ -2,9 +2,9 @@
 
 `LiveNodes` combines `NodeDiscovery`, `LeadConnections` and `NodeRepair`.
 
-Several clients may scale a compute at the same time. The lead counts its nodes, and the engine starts and
-ends them. After passing a number to the engine, a client asks the lead again. If the lead's number differs,
-the client passes that number to the engine.
+Several clients may scale a compute at the same time. The lead keeps the number of nodes, and the engine
+starts and ends them. After a client has passed its number to the engine, it asks the lead again. If the
+lead's number has changed, the client passes that number to the engine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _RETRY_S = 0.1
 
 
 def scale_to(ask_lead: AskLead, grow: Grow, num_nodes: int) -> tuple[int, int]:
-    """Scale to `num_nodes`. Return the number before and the number now, which others may have changed."""
+    """Scale to `num_nodes`. Return the numbers before and after, which other clients may change."""
     before = ask_lead(num_nodes)
     new: Sequence[int] = range(before, num_nodes)
     for _ in range(_MAX_TURNS):
@@ -48,7 +48,7 @@ def scale_to(ask_lead: AskLead, grow: Grow, num_nodes: int) -> tuple[int, int]:
         asked = ask_lead(None)
         if asked == num_nodes:
             return before, asked
-        new, num_nodes = (), asked  # the client that asked for more starts those
+        new, num_nodes = (), asked  # another client changed the number, and starts the new nodes
     raise EngineError(
         f"other clients keep changing the number of nodes: it is {asked} now",
         hint="windlass compute ls shows it",
@@ -83,7 +83,7 @@ class LiveNodes:
         _all.add(self)
 
     def part(self) -> None:
-        """In a fork: leave the connections to the process that made them, untouched."""
+        """Give up the connections in a forked process, without closing them for the parent."""
         self._lock = threading.RLock()
         self.connections.leave_to_parent()
 
@@ -113,7 +113,7 @@ class LiveNodes:
                 self.scale(max(num_nodes, self.num_nodes), at_least=True)
 
     def _use_live(self) -> bool:
-        """Use nodes of this name that live already. Return False if there are none."""
+        """Use live nodes with this name. Return False if there are none."""
         live = self._discovery.find()
         if live is None:
             return False
@@ -199,7 +199,7 @@ class LiveNodes:
         if before != there:
             say(f"{self.name}: {before} -> {there} nodes; node 0 stays")
         if there != num_nodes and not at_least:
-            say(f"{self.name}: another client asked for {there} nodes at the same time")
+            say(f"{self.name}: another client requested {there} nodes at the same time")
 
     def _here(self) -> JobRef:
         if self.ref is None:
@@ -231,7 +231,7 @@ class LiveNodes:
             if (connection := self.connections.take()) is not None:
                 return connection
             with self._lock:
-                if self.ref is None:  # this process has taken it down
+                if self.ref is None:  # this process has torn the compute down
                     self.bring_up(Distribution(workers=max(self.num_nodes, 1)))
                     continue
             try:
@@ -246,7 +246,7 @@ class LiveNodes:
                     continue
             if time.monotonic() > deadline:
                 raise EngineError(
-                    f"node 0 of {self.name} cannot be reached for {limit_s:g} s: {trouble}",
+                    f"node 0 of {self.name} could not be reached for {limit_s:g} s: {trouble}",
                     hint=f"windlass why {self._here().job_id}",
                 ) from trouble
             waiting_line.show(f"{self.name}: waiting for node 0 ({trouble})")
@@ -271,7 +271,7 @@ class LiveNodes:
         self._start(num_nodes)
 
     def report_wait(self, what: str) -> None:
-        """Show what a call waits for, and start missing nodes that nothing else will start."""
+        """Show the reason why a call waits. Start missing nodes that nothing else starts."""
         num_nodes = self.num_nodes
         self._repair.report_wait(
             what, self._here(), num_nodes, lambda: self.scale(num_nodes, at_least=True)

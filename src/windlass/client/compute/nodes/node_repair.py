@@ -1,7 +1,7 @@
-"""Missing nodes of a compute: the wait for the first one, and the repair of those that are lost later.
+"""Missing nodes of a compute: the wait for node 0, and the repair of nodes that are lost later.
 
-A compute that is not up yet stays queued while a client waits, and afterwards for its inactivity TTL. Then it
-counts as abandoned, and the next client that lists jobs removes it.
+A compute that is not up yet stays queued while a client waits, and afterwards for its inactivity TTL. After
+that it counts as abandoned, and the next client that lists jobs removes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from windlass.wire.status import JobStatus, Phase
 
 
 class StartWait:
-    """Wait for node 0 of a compute. Shows the user why it takes long."""
+    """Wait for node 0 of a compute. Shows the user what delays it."""
 
     def __init__(self, name: str, wanted: Wanted, *, timeout_s: float) -> None:
         self._name = name
@@ -41,7 +41,8 @@ class StartWait:
     def wait_until_up(self, ref: JobRef, *, is_new: bool) -> bool:
         """Wait for node 0 of `ref`. Return False if it is not up before the timeout.
 
-        Raises EngineError if the compute has ended. If it is not new, its waiting deadline is extended first.
+        Raises EngineError if the compute has ended. For a compute that is not new, first extends its waiting
+        deadline.
         """
         try:
             if self._is_up(ref):
@@ -75,7 +76,7 @@ class StartWait:
         return False
 
     def make_late(self, ref: JobRef) -> EngineError:
-        """Make the error for a node 0 that is not up in time, with the reason and a hint."""
+        """Return the error for a node 0 that is not up in time, with the reason and a hint."""
         status = self._wanted.engine.status(ref)
         blocked, advice = self.explain(status, ref)
         message = f"node 0 of {self._name} is not up after {self._timeout_s:g} s (launch_timeout)"
@@ -97,7 +98,7 @@ class StartWait:
 
 
 class NodeRepair:
-    """Repair of missing nodes: restarts those that a call waits for, and shows what blocks others."""
+    """Repair of missing nodes: restarts those that a call waits for, and shows what blocks the others."""
 
     def __init__(self, name: str, wanted: Wanted, start_wait: StartWait) -> None:
         self._name = name
@@ -107,9 +108,9 @@ class NodeRepair:
     def report_wait(
         self, what: str, ref: JobRef, num_nodes: int, restore: Callable[[], None]
     ) -> None:
-        """Show what a call waits for, and start missing nodes that nothing else will start.
+        """Show the reason why a call waits. Start missing nodes that nothing else starts.
 
-        `restore` asks for `num_nodes` again, after another client took nodes away.
+        `restore` requests `num_nodes` again, after another client has removed nodes.
         """
         if not what.startswith("waiting for node"):
             waiting_line.show(f"{self._name}: {what}")

@@ -33,7 +33,7 @@ _PASSWORD = re.compile(r"://[^/@\s:]*:[^/@\s]+@")
 _ELSEWHERE = ("-t", "--target", "--prefix", "--user", "--root", "--python", "--src")
 _HINT = 'pip_install(["numpy>=2", "./wheels/mine.whl", "-r", "requirements.txt"])'
 _REF = re.compile(
-    r"([A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?/)?"  # the host, which may have large letters
+    r"([A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?/)?"  # the host, which may have uppercase letters
     r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
     r"(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@[a-z0-9]+:[0-9a-f]{32,})?\Z"
 )
@@ -80,7 +80,7 @@ def _as_list(given: object) -> list[object]:
 
 def _check_word(word: str, *, is_value: bool) -> None:
     if _PASSWORD.search(word):
-        # the word is not shown, because errors end up in logs
+        # the argument is not shown, because errors end up in logs
         raise SpecError(
             "an address contains a password, which the plan and the Dockerfile would show",
             hint="set PIP_INDEX_URL or PIP_EXTRA_INDEX_URL with a Secret of the Compute",
@@ -282,7 +282,7 @@ class Images:
         return Image(f"python:{_check_tag(version, '3.12')}-slim")
 
     def debian(self) -> Image:
-        """Return Debian with this process's version of Python, so that functions can travel by value."""
+        """Return Debian with this process's version of Python, so that functions can be sent by value."""
         return Image("python:{}.{}-slim-bookworm".format(*sys.version_info))
 
     def __getattr__(self, name: str) -> Any:

@@ -114,7 +114,7 @@ class Provider:
         except (OSError, ValueError, netrc.NetrcParseError, configparser.Error):
             kept = {}
         if all(kept.get(spellings[0]) for spellings in self.wanted):
-            # all from one place: keys of different pairs do not match
+            # all from one source, because keys of different pairs do not match
             return {**{name: also[name] for name in also if "TOKEN" not in name}, **kept}
         names = ", ".join(name for spellings in self.wanted for name in spellings)
         raise SpecError(

@@ -175,7 +175,7 @@ class Volume:
         ]
 
     def local_folder(self, home: Path) -> Path:
-        """Return its folder on this machine, and create it if missing."""
+        """Return the volume's folder on this machine. Create it if it is missing."""
         folder = home / "volumes" / self.name
         try:
             make_own(folder, below=home)
