@@ -1,5 +1,7 @@
 """Program of an agent in a pod. Its place comes from the environment, and its plan from the job's Secret.
 
+A pod is any node with its own folder that reaches the lead over TLS. Nothing here needs Kubernetes.
+
 The agent starts the fork server before it imports anything else, because importing torch takes the most time.
 `agent.pod_end` handles the end of the job.
 """

@@ -217,7 +217,7 @@ class JobStatus:
     work: str
     phase: Phase = Phase.PENDING
     attempt: int = 0
-    restarts: int = 0
+    restarts: int = 0  # allowed after failures of the code; lost nodes have their own budget
     num_nodes: int = 1
     num_ranks: int = 1
     detach: bool = False

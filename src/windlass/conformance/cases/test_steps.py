@@ -37,7 +37,7 @@ def make_work():
                     python=sys.executable,
                     cwd=str(project),
                     env=dict(os.environ),
-                    say=messages.append,
+                    emit=messages.append,
                 )
             )
         there = sorted(path.name for path in Path(paths[0]).glob("*.dist-info"))
