@@ -15,7 +15,7 @@ from toy_training import make_trainer
 from windlass.errors import SpecError
 from windlass.train.checkpoint.checkpoints import Checkpoints
 
-NOBODY = 65534
+OTHER_UID = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes files of another user")
 
 
@@ -49,7 +49,7 @@ def prepare(run, mark):
 
 def give_away(path):
     for one in (path, *path.rglob("*")):
-        os.chown(one, NOBODY, NOBODY, follow_symlinks=False)
+        os.chown(one, OTHER_UID, OTHER_UID, follow_symlinks=False)
 
 
 def test_run_of_another_user_is_refused_by_name(shared):

@@ -77,7 +77,7 @@ def test_used_memory_is_measured(load):
 
     with load("warm_memory").watched(available) as grown:
         left[0] = 400
-        wait_for(lambda: 400 in looks, "somebody looked", 30)
+        wait_for(lambda: 400 in looks, "a look", 30)
         left[0] = 900
 
     assert grown == [600]

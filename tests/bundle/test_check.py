@@ -14,7 +14,7 @@ from windlass.errors import BundleError
 
 from .trees import touch
 
-NOBODY = 65534
+OTHER_UID = 65534
 
 
 def only(findings: tuple[Finding, ...]) -> Finding:
@@ -139,7 +139,7 @@ def without_rights() -> Iterator[Path]:
         (root / "closed").chmod(0)
         uid = os.geteuid()
         if uid == 0:
-            os.seteuid(NOBODY)
+            os.seteuid(OTHER_UID)
         yield root
         os.seteuid(uid)
         (root / "closed").chmod(0o700)

@@ -50,12 +50,12 @@ USAGE: list[tuple[list[str], str, str]] = [
     (["run", "work.py", "--engine", "locla"], "there is no engine 'locla'", "mean local?"),
     (["run", "work.py", "--python", "no-python"], "no interpreter 'no-python'", "Python"),
     (["status"], "JOB is missing", "usage: windlass status"),
-    (["status", "nobody"], "there is no job 'nobody' here", "windlass ls"),
+    (["status", "absent"], "there is no job 'absent' here", "windlass ls"),
     (["status", "mars://x"], "there is no engine 'mars'", "local"),
-    (["logs", "nobody", "--grep", "("], "--grep '(' is not a regular expression", "backslash"),
-    (["logs", "nobody", "--since", "soon"], "--since 'soon' is neither", "5m"),
-    (["logs", "nobody", "--rank", "x"], "'x' is not a valid integer", "usage"),
-    (["wait", "nobody", "--timeout", "soon"], "--timeout: 'soon' is not a duration", "90s"),
+    (["logs", "absent", "--grep", "("], "--grep '(' is not a regular expression", "backslash"),
+    (["logs", "absent", "--since", "soon"], "--since 'soon' is neither", "5m"),
+    (["logs", "absent", "--rank", "x"], "'x' is not a valid integer", "usage"),
+    (["wait", "absent", "--timeout", "soon"], "--timeout: 'soon' is not a duration", "90s"),
     (["completion", "tcsh"], "'tcsh' is not one of", "usage"),
 ]
 
@@ -138,7 +138,7 @@ def test_debug_shows_the_traceback(project: Path, windlass: Cli) -> None:
 
     environ = {**os.environ, "WINDLASS_DEBUG": "1"}
     done = subprocess.run(
-        [*WINDLASS, "status", "nobody"], cwd=project, env=environ, capture_output=True, text=True
+        [*WINDLASS, "status", "absent"], cwd=project, env=environ, capture_output=True, text=True
     )
     assert done.returncode == 2
     assert "Traceback (most recent call last)" in done.stderr

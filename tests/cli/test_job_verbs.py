@@ -161,7 +161,7 @@ def test_a_running_job_and_cancel(windlass: Cli, running: Callable[..., str]) ->
     assert refused.code == 2
     assert f"{job_id} is still running" in refused.err
     assert f"windlass cancel {job_id}" in refused.err
-    unknown = windlass("cancel", job_id, "nobody")
+    unknown = windlass("cancel", job_id, "absent")
     assert unknown.code == 2
     assert windlass("status", job_id, "--json").json["phase"] == "running"
     ended = windlass("cancel", job_id, "--json")

@@ -117,7 +117,7 @@ def test_refusals_of_the_server(api: Api) -> None:
         api.create(SECRETS, {"metadata": {"name": "one-too-many"}})
     assert api.delete(RESOURCE_QUOTAS, "q")
     with pytest.raises(NotFound, match="does not serve it"):
-        api.list(ObjectKind("nobody.example.com/v1", "things", "Thing"))
+        api.list(ObjectKind("absent.example.com/v1", "things", "Thing"))
 
 
 def test_watch_reports_changes(api: Api) -> None:
@@ -168,8 +168,8 @@ def test_forward(api: Api, pod: str) -> None:
     with api.forward(pod, 7001) as sock:
         sock.settimeout(20.0)
         assert sock.recv(1) == b""
-    with pytest.raises(NotFound, match="nobody"):
-        api.forward("nobody", 7000)
+    with pytest.raises(NotFound, match="absent"):
+        api.forward("absent", 7000)
 
 
 def write_cluster(folder: Path, *, user: dict[str, Any], **cluster: object) -> Path:
@@ -265,7 +265,7 @@ def test_authority_of_another_cluster(tmp_path: Path) -> None:
 
 def test_names_in_the_certificate(api: Api, pod: str, tmp_path: Path) -> None:
     here = read_target(environ=os.environ)
-    for name, is_right in (("kubernetes.default.svc", True), ("nobody.example.com", False)):
+    for name, is_right in (("kubernetes.default.svc", True), ("absent.example.com", False)):
         path = write_cluster(tmp_path, user=_admin(here), **{"tls-server-name": name})
         other = connect(namespace=api.namespace, environ={"KUBECONFIG": str(path)})
         if is_right:

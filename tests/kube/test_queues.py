@@ -70,7 +70,7 @@ def test_request_above_the_whole_quota_never_starts(message: str, words: str, fl
     [
         BUSY.format("cpu", "f"),
         f"{OVER.format('cpu', 'small', '8', '1')}, {BUSY.format('cpu', 'big')}",
-        "something that nobody knows",
+        "something that no rule knows",
     ],
 )
 def test_job_waits_if_the_quota_is_only_in_use(message: str) -> None:

@@ -42,27 +42,27 @@ BLOCKED: dict[str, tuple[dict[str, Any], str, str]] = {
         r'Pod Security level "restricted(:latest)?" forbids .*host namespaces',
     ),
     "service account": (
-        {"service_account": "nobody"},
+        {"service_account": "absent"},
         reasons.SERVICE_ACCOUNT,
-        r'no service account "nobody"',
+        r'no service account "absent"',
     ),
     "secret as variables": (
-        {"secrets": ["nobody"]},
+        {"secrets": ["absent"]},
         reasons.CONTAINER_CONFIG,
-        r'there is no secret "nobody"',
+        r'there is no secret "absent"',
     ),
     "secret as files": (
-        {"secrets": ["nobody:/folder"]},
+        {"secrets": ["absent:/folder"]},
         reasons.MOUNT,
-        r'secret "nobody" not found',
+        r'secret "absent" not found',
     ),
-    "claim": ({"volumes": ["nobody:/data"]}, reasons.VOLUME, r"nobody"),
+    "claim": ({"volumes": ["absent:/data"]}, reasons.VOLUME, r"absent"),
     "gpus": (
         {"gpus": 4096},
         reasons.UNSCHEDULABLE,
         r"each pod wants 4096 nvidia.com/gpu, but \d+ of \d+ nodes do not have enough nvidia.com/gpu",
     ),
-    "image": ({"image": "localhost/nobody:1"}, reasons.IMAGE_PULL, r"localhost/nobody:1"),
+    "image": ({"image": "localhost/absent:1"}, reasons.IMAGE_PULL, r"localhost/absent:1"),
     "image's name": (
         {"image": "localhost/Not-A-Name"},
         reasons.IMAGE_NAME,
@@ -91,12 +91,12 @@ def _blockers(job: wl.Job) -> list[Condition]:
 
 
 def test_why_prints_the_blocker(strict: Ground) -> None:
-    job = wl.submit(["true"], service_account="nobody")
+    job = wl.submit(["true"], service_account="absent")
     wait_for(lambda: bool(_blockers(job)), "a blocker is named", SOON_S)
     command = [sys.executable, "-m", "windlass.cli.main", "why", str(job.ref)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
-    assert 'no service account "nobody"' in ran.stdout.splitlines()[0]
+    assert 'no service account "absent"' in ran.stdout.splitlines()[0]
     assert "next: correct --service-account" in ran.stdout
     with pytest.raises(wl.SpecError, match=f"{job.id} is still pending"):
         job.remove()
@@ -108,11 +108,11 @@ def test_immediate_refusals_are_errors_of_submit(strict: Ground, become: Become)
     assert caught.value.hint
     strict.wait_for_nothing()
     with pytest.raises(wl.EngineError, match="and 13 more things a job needs") as caught:
-        wl.submit(["true"], namespace="nobody-made-this-one")
-    assert "is nobody-made-this-one the right --namespace?" in caught.value.hint
+        wl.submit(["true"], namespace="not-made-yet")
+    assert "is not-made-yet the right --namespace?" in caught.value.hint
     become(strict, None)
-    with pytest.raises(wl.EngineError, match="there is no namespace nobody-made-this-one"):
-        wl.submit(["true"], namespace="nobody-made-this-one")
+    with pytest.raises(wl.EngineError, match="there is no namespace not-made-yet"):
+        wl.submit(["true"], namespace="not-made-yet")
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])

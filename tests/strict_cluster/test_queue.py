@@ -60,9 +60,9 @@ def test_waiting_job_shows_the_reason(plain: Ground, queue: str) -> None:
 
 
 def test_missing_queue(plain: Ground, queue: str) -> None:
-    job = wl.submit(["true"], queue="nobody", cpus="250m", memory="512Mi")
+    job = wl.submit(["true"], queue="absent", cpus="250m", memory="512Mi")
     found = _wait_for_blocker(job, reasons.QUEUE_MISSING)
-    assert 'there is no queue "nobody" in the job\'s namespace; there are: ' in found.sentence
+    assert 'there is no queue "absent" in the job\'s namespace; there are: ' in found.sentence
     assert queue in found.sentence
     _end(plain, job)
 
@@ -72,9 +72,9 @@ def test_reason_without_the_right_to_list_queues(
 ) -> None:
     user = plain_ground.add_user(tmp_path / "user", without_right("list", "localqueues"))
     become(plain_ground, user)
-    job = wl.submit(["true"], queue="nobody", cpus="250m", memory="512Mi")
+    job = wl.submit(["true"], queue="absent", cpus="250m", memory="512Mi")
     found = _wait_for_blocker(job, reasons.NOT_ADMITTED)
-    assert 'it waits in the queue "nobody"' in found.sentence
+    assert 'it waits in the queue "absent"' in found.sentence
     _end(plain_ground, job)
 
 
