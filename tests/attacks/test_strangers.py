@@ -32,10 +32,10 @@ def test_job_members_get_in_past_500_silent_connections(tmp_path, says):
         link = await join(files, listener.port)
         seen = await ask(link)
         assert [frame.type for frame in seen][-1] == "echo"
-        assert len(listener._strangers) <= tcp._MAX_STRANGERS
+        assert len(listener._pending) <= tcp._MAX_PENDING
         client = await join(files, listener.port, cert="client", node=None)
         assert (await ask(client))[-1].type == "echo"
-        await until(lambda: len(listener._strangers) == 0, "all strangers are disconnected")
+        await until(lambda: len(listener._pending) == 0, "all strangers are disconnected")
         assert (await ask(link))[-1].type == "echo"  # accepted connections stay
         for one in (link, client):
             await one.close()

@@ -24,7 +24,7 @@ from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.link import endpoints
 from windlass.agent.link.agent_link import Link, beat
 from windlass.agent.link.tcp import TlsPlace
-from windlass.agent.silence_limits import SIGHT, SilenceLimits
+from windlass.agent.silence_limits import DEFAULT_LIMITS, SilenceLimits
 from windlass.engines.archives import local_archive
 from windlass.plan.plan import Facts, Input, Plan, make_plan, render_plan
 from windlass.spec.job_spec import JobSpec
@@ -132,7 +132,7 @@ def run_lead_server(
     plan: Plan | None = None,
     *,
     is_ready: bool = True,
-    sight: SilenceLimits = SIGHT,
+    limits: SilenceLimits = DEFAULT_LIMITS,
 ):
     """Start a lead server, run `visit(scene)` and return its result."""
     plan = plan or make_job()
@@ -152,7 +152,7 @@ def run_lead_server(
             run_dir=tmp_path,
             place=place,
             is_pod=True,
-            sight=sight,
+            limits=limits,
         )
         lead_server = LeadServer(agent_context, lead, inputs)
         listener = await endpoints.serve(place, JOB, lead_server.take)
@@ -205,7 +205,7 @@ def follower_process(
     tmp_path: Path,
     plan: Plan,
     port: int,
-    sight: dict[str, float] | None = None,
+    limits: dict[str, float] | None = None,
     given_by: str = "",
     **constants: float,
 ):
@@ -219,7 +219,7 @@ def follower_process(
         "port": port,
         "archive": str(local_archive()),
         "constants": constants,
-        "sight": sight or {},
+        "limits": limits or {},
         "given_by": given_by,
     }
     with (tmp_path / "follower.log").open("wb") as log:

@@ -57,7 +57,7 @@ def run_agent_program(about: dict) -> None:
         address="127.0.0.1",
         incarnation=about["name"],
         num_losses=about["num_losses"],
-        sight=SilenceLimits(**about["sight"]),
+        limits=SilenceLimits(**about["limits"]),
     )
     forks = ForkServer()
     prepare_forks(plan, forks)
@@ -105,7 +105,7 @@ def run_follower(about: dict) -> int:
         address="127.0.0.1",
         host="rack-7",
         given_by=about.get("given_by", ""),
-        sight=SilenceLimits(**about.get("sight", {})),
+        limits=SilenceLimits(**about.get("limits", {})),
     )
     forks = ForkServer()
     prepare_forks(plan, forks)

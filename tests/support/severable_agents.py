@@ -29,7 +29,7 @@ from waits import wait_for
 
 import windlass
 from windlass import records
-from windlass.agent.lead.stores import HeldPort, hold_port
+from windlass.agent.lead.stores import ReservedPort, reserve_port
 from windlass.engines.archives import local_archive
 from windlass.plan.plan import Plan, render_plan
 from windlass.spec.work import Command
@@ -38,7 +38,7 @@ from windlass.wire.status import JobStatus
 
 _ENV = {**os.environ, "PYTHONPATH": str(Path(windlass.__file__).parents[1])}
 HEARTBEAT_S = 0.25
-SIGHT = {"silence_s": 2.0, "fence_s": 4.0, "cut_grace_s": 1.0, "slack_s": 1.0}
+DEFAULT_LIMITS = {"silence_s": 2.0, "fence_s": 4.0, "cut_grace_s": 1.0, "slack_s": 1.0}
 FEWER_AFTER_S = 2.0
 
 # A rank that records every few milliseconds that it is alive. It ignores SIGTERM, and exits once `done`
@@ -172,7 +172,7 @@ class Ground:
     plan: Plan
     relays: dict[int, Relay] = field(default_factory=dict)
     agents: dict[str, Agent] = field(default_factory=dict)
-    held: list[HeldPort] = field(default_factory=list)
+    held: list[ReservedPort] = field(default_factory=list)
     python: str = sys.executable
 
     def start_all(self) -> Agent:
@@ -197,7 +197,7 @@ class Ground:
 
     def _hold_port(self) -> int:
         """Reserve a free port until an agent listens on it."""
-        self.held.append(hold_port())
+        self.held.append(reserve_port())
         return self.held[-1].number
 
     def log(self, name: str) -> str:
@@ -222,7 +222,7 @@ class Ground:
             "num_losses": num_losses,
             "heartbeat_s": HEARTBEAT_S,
             "fewer_after_s": FEWER_AFTER_S,
-            "sight": SIGHT,
+            "limits": DEFAULT_LIMITS,
         }
         with (self.path / f"{name}.log").open("wb") as log:
             command = make_command("agent", about, python=self.python)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from windlass.agent.link.endpoints import Place
-from windlass.agent.silence_limits import SIGHT, SilenceLimits
+from windlass.agent.silence_limits import DEFAULT_LIMITS, SilenceLimits
 from windlass.plan.plan import Plan
 from windlass.wire.job_folder import JobFolder
 
@@ -38,7 +38,7 @@ class AgentContext:
     given_by: str = ""  # lead that assigned its index (empty: no lead did)
     num_losses: int = 0  # number of earlier nodes with this index
     successor: Place | None = None  # where node 0 can reach a lead that replaces it
-    sight: SilenceLimits = SIGHT
+    limits: SilenceLimits = DEFAULT_LIMITS
 
     @property
     def silence_s(self) -> float:
@@ -46,4 +46,4 @@ class AgentContext:
 
         Between machines, silence may mean a power failure. On one machine it only means a slow process.
         """
-        return self.sight.silence_s if self.is_pod else self.sight.fence_s
+        return self.limits.silence_s if self.is_pod else self.limits.fence_s

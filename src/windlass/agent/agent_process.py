@@ -61,7 +61,7 @@ class LeadAgent:
         self._inputs = inputs
         self.status_writer = StatusWriter(context.plan, context.folder)
         self.status_writer.mark(MomentName.AGENT_UP)
-        self.node = Node(context, forks=forks, send=self._hear)
+        self.node = Node(context, forks=forks, send=self._send_to_lead)
         self.lead: Lead
         if isinstance(context.plan.work, Calls):
             self.lead, self.lead_server = self._make_compute_lead(echo)
@@ -79,7 +79,7 @@ class LeadAgent:
             address=context.address,
             memory=make_memory(context.num_losses),
             incarnation=context.incarnation,
-            sight=context.sight,
+            limits=context.limits,
         )
         return lead, LeadServer(context, lead, self._inputs)
 
@@ -96,17 +96,17 @@ class LeadAgent:
             self.status_writer,
             address=context.address,
             incarnation=context.incarnation,
-            sight=context.sight,
+            limits=context.limits,
             projects=orders.projects,
             keeps_logs=context.is_pod,
         )
         call_server = CallServer(context, lead, orders.projects, orders.spill)
         return lead, LeadServer(context, lead, self._inputs, call_server)
 
-    def _hear(self, message: Message, body: bytes = b"") -> None:
+    def _send_to_lead(self, message: Message, body: bytes = b"") -> None:
         self.lead.receive(0, message, body)
 
-    def _order(self, message: Message, body: bytes = b"") -> None:
+    def _send_to_node(self, message: Message, body: bytes = b"") -> None:
         if isinstance(message, FlushFiles):  # node 0's files are already here
             self.lead.receive(0, FilesFlushed())
         else:
@@ -170,7 +170,7 @@ class LeadAgent:
         server = await endpoints.serve(self._context.place, job_id, self.lead_server.take)
         self.lead.join(
             0,
-            self._order,
+            self._send_to_node,
             JoinLead(
                 pid=os.getpid(),
                 python=platform.python_version(),

@@ -97,7 +97,7 @@ for distribution in importlib.metadata.distributions():
         with open(os.path.join(site, lent, file), "w", encoding="utf-8") as out:
             out.write(text)
 """
-Say = Callable[[str], None]
+Emit = Callable[[str], None]
 Plain = Mapping[str, Any]  # record of a finished step in STEPS_FILE
 
 STEPS_FILE = "steps.json"
@@ -118,8 +118,8 @@ class Ended:
 class _Lines:
     """Splitter that reports each line of the output once, up to a maximum number of lines."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, emit: Callable[[str], None]) -> None:
+        self._emit = emit
         self._rest = b""
         self._num_lines = 0
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -134,7 +134,7 @@ class _Lines:
     def finish(self) -> None:
         self._report(self._rest)
         if self._num_lines > _MAX_LINES:
-            self._say(f"... {self._num_lines - _MAX_LINES} more lines")
+            self._emit(f"... {self._num_lines - _MAX_LINES} more lines")
 
     def _report(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()
@@ -143,7 +143,7 @@ class _Lines:
             self.tail.append(piece)
             self._num_lines += 1
             if self._num_lines <= _MAX_LINES:
-                self._say(piece)
+                self._emit(piece)
 
 
 async def run_command(
@@ -151,7 +151,7 @@ async def run_command(
     *,
     cwd: str,
     env: Mapping[str, str],
-    say: Callable[[str], None],
+    emit: Callable[[str], None],
     timeout_s: float,
 ) -> Ended:
     """Run `argv` and return its exit code as a shell reports it, or -1 if there is none."""
@@ -171,7 +171,7 @@ async def run_command(
     )
     for end in (out, status_out):
         os.close(end)
-    lines = _Lines(say)
+    lines = _Lines(emit)
     reading = asyncio.ensure_future(_read(output, lines.add))
     code = b""
     try:
@@ -296,21 +296,21 @@ async def run_steps(
     python: str,
     cwd: str,
     env: Mapping[str, str],
-    say: Say,
+    emit: Emit,
     timeout_s: float = TIMEOUT_S,
 ) -> list[str]:
     """Run the steps that this node has not run yet and return the import paths that ranks put first.
 
-    `say` receives every line of output as it arrives. Each step may take `timeout_s`.
+    `emit` receives every line of output as it arrives. Each step may take `timeout_s`.
     """
     make_own(folder)
     async with _locked(folder / "steps.lock", timeout_s):
         overlay = Overlay(folder / "site", python)
-        runner = _Runner(overlay, Path(cwd), overlay.environ(env), say, timeout_s)
+        runner = _Runner(overlay, Path(cwd), overlay.environ(env), emit, timeout_s)
         kept = _read_done(folder, python) if overlay.is_made else None
         chain = make_chain(steps, Path(cwd))
         num_kept = _count_common(kept or [], chain)
-        _say_left((kept or [])[num_kept:], steps, say)
+        _emit_dropped((kept or [])[num_kept:], steps, emit)
         done = (kept or [])[:num_kept]
         started_s = time.monotonic()
         if steps and kept is None:
@@ -322,7 +322,7 @@ async def run_steps(
             done.append({"hash": chain[number], "label": label(steps[number])})
             _write_done(folder, python, done)
         if num_kept < len(steps):
-            _say_faster(len(steps) - num_kept, time.monotonic() - started_s, say)
+            _emit_image_hint(len(steps) - num_kept, time.monotonic() - started_s, emit)
         return overlay.paths() if steps else []
 
 
@@ -394,19 +394,19 @@ def _count_common(done: Sequence[Plain], chain: Sequence[str]) -> int:
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(hashes), len(chain)))
 
 
-def _say_left(gone: Sequence[Plain], steps: Sequence[ImageStep], say: Say) -> None:
+def _emit_dropped(gone: Sequence[Plain], steps: Sequence[ImageStep], emit: Emit) -> None:
     asked = {label(step) for step in steps}
     for step in gone:
         if step["label"] not in asked:
-            say(f"no longer a step: {step['label']}; its effects stay on this node until replaced")
+            emit(f"no longer a step: {step['label']}; its effects stay on this node until replaced")
 
 
-def _say_faster(num_run: int, took_s: float, say: Say) -> None:
+def _emit_image_hint(num_run: int, took_s: float, emit: Emit) -> None:
     count = "1 step" if num_run == 1 else f"{num_run} steps"
-    say(
+    emit(
         f"{count} took {took_s:.1f} s and will run on every new node; to avoid that, build an image:"
     )
-    say("windlass image FILE.py prints its Dockerfile")
+    emit("windlass image FILE.py prints its Dockerfile")
 
 
 @contextlib.asynccontextmanager
@@ -432,12 +432,12 @@ class _Runner:
     """Runner that executes single steps in one overlay."""
 
     def __init__(
-        self, overlay: Overlay, cwd: Path, env: dict[str, str], say: Say, timeout_s: float
+        self, overlay: Overlay, cwd: Path, env: dict[str, str], emit: Emit, timeout_s: float
     ) -> None:
         self._overlay = overlay
         self._cwd = cwd
         self._env = env
-        self._say = say
+        self._emit = emit
         self._timeout_s = timeout_s
 
     async def make(self) -> None:
@@ -446,7 +446,7 @@ class _Runner:
             raise self._failed("creating the overlay", "python -m venv", ended)
 
     async def run(self, step: ImageStep, which: str) -> None:
-        self._say(f"{which}: {label(step)}")
+        self._emit(f"{which}: {label(step)}")
         if isinstance(step, PipStep):
             ended = await self._install(list(step.packages))
         else:
@@ -460,7 +460,7 @@ class _Runner:
             ended = await self._install_with_uv(uv, words)
             if ended.code == 0:
                 return ended
-            self._say("uv failed; trying pip")
+            self._emit("uv failed; trying pip")
         for command in self._overlay.pip(words):
             ended = await self._command(command)
             if ended.code != 0:
@@ -479,7 +479,7 @@ class _Runner:
 
     async def _command(self, argv: list[str]) -> Ended:
         return await run_command(
-            argv, cwd=str(self._cwd), env=self._env, say=self._say, timeout_s=self._timeout_s
+            argv, cwd=str(self._cwd), env=self._env, emit=self._emit, timeout_s=self._timeout_s
         )
 
     def _failed(self, which: str, text: str, ended: Ended, kind: str = "") -> StepFailed:

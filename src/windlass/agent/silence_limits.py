@@ -11,7 +11,7 @@ from dataclasses import dataclass
 HEARTBEAT_S = 1.0
 
 
-class Parting(enum.Enum):
+class Disconnect(enum.Enum):
     """Way in which the lead lost the connection to a node."""
 
     CLOSED = "closed"  # its machine closed the connection: the agent has exited or has no ranks
@@ -48,4 +48,4 @@ class SilenceLimits:
         return self.fence_s + self.silence_s + self.node_gone_s
 
 
-SIGHT = SilenceLimits()
+DEFAULT_LIMITS = SilenceLimits()

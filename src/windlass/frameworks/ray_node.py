@@ -41,14 +41,14 @@ _ADDRESS_FILE = "ray_current_cluster"  # Ray writes it when all processes of a n
 VITAL = ("gcs_server", "raylet")  # processes that a node cannot run without
 _START_S = 180.0
 _POLL_S = 0.05
-_PAGE_NICE = 19
-_PAGE = b"dashboard.py"
-_READER = b"log_monitor.py"
+_DASHBOARD_NICE = 19
+_DASHBOARD = b"dashboard.py"
+_LOG_MONITOR = b"log_monitor.py"
 _STARTED = b"Ray runtime started"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CONNECT_S = 2.0
 _AGENT_S = 15.0
-_HELD_S = 5.0  # how long helpers stay paused: most functions have started by then
+_PAUSE_S = 5.0  # how long helpers stay paused: most functions have started by then
 _MAX_FOLDER = 107 - len("/session_2026-01-01_00-00-00_000000_1000000/sockets/plasma_store")
 _TRIES = 3
 # Another process may take a free port first, and Ray's own limit of 30 s may be too short on a busy machine.
@@ -58,19 +58,21 @@ _RETRYABLE = ("port", "timed out", "No node info")
 class RayStart:
     """One `ray start` process.
 
-    With `holds`, it pauses the dashboard and other helpers during the start. Only versions that do not wait
+    With `pauses`, it pauses the dashboard and other helpers during the start. Only versions that do not wait
     for their dashboard allow this.
     """
 
-    def __init__(self, flags: list[str], folder: Path, *, holds: bool, joins: bool = False) -> None:
+    def __init__(
+        self, flags: list[str], folder: Path, *, pauses: bool, joins: bool = False
+    ) -> None:
         self._folder = folder
         self._log = folder / "start.log"
-        self._holds = holds
+        self._pauses = pauses
         self._joins = joins
-        self._held: set[int] = set()  # pids
+        self._paused: set[int] = set()  # pids
         parent = os.getpid()
         # otherwise Ray waits for the paused dashboard
-        env = {"RAY_DASHBOARD_STARTUP_TIMEOUT_S": "0"} if holds else {}
+        env = {"RAY_DASHBOARD_STARTUP_TIMEOUT_S": "0"} if pauses else {}
         with self._log.open("wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *flags],
@@ -87,8 +89,8 @@ class RayStart:
         while self.process.poll() is None and time.monotonic() < until_s:
             if read_address(self._folder)[1] or self._has_joined():
                 return ""
-            if self._holds:
-                self._hold()
+            if self._pauses:
+                self._pause_helpers()
             time.sleep(_POLL_S)
         is_late = self.process.poll() is None
         self.process.kill()
@@ -106,9 +108,9 @@ class RayStart:
 
     def release(self) -> None:
         """Resume the paused processes. The dashboard runs at the lowest priority."""
-        while self._held:
+        while self._paused:
             with contextlib.suppress(OSError):
-                os.kill(self._held.pop(), signal.SIGCONT)
+                os.kill(self._paused.pop(), signal.SIGCONT)
 
     def find_vital(self) -> list[int]:
         return [
@@ -119,20 +121,20 @@ class RayStart:
         parents = processes.read_parents()
         return [pid for pid, parent in parents.items() if parent == self.process.pid]
 
-    def _hold(self) -> None:
+    def _pause_helpers(self) -> None:
         own = _read(self.process.pid, "cmdline")
         for pid in self._find_children():
             what = _read(pid, "cmdline")
             program = os.path.basename(what.split(b"\0")[0])
             is_fork = what == own  # a fork that has not called exec yet
-            is_helper = program.startswith(b"python") and _READER not in what
-            if pid in self._held or is_fork or not is_helper:
+            is_helper = program.startswith(b"python") and _LOG_MONITOR not in what
+            if pid in self._paused or is_fork or not is_helper:
                 continue
             with contextlib.suppress(OSError):
-                if _PAGE in what:
-                    os.setpriority(os.PRIO_PROCESS, pid, _PAGE_NICE)
+                if _DASHBOARD in what:
+                    os.setpriority(os.PRIO_PROCESS, pid, _DASHBOARD_NICE)
                 os.kill(pid, signal.SIGSTOP)
-                self._held.add(pid)
+                self._paused.add(pid)
 
     def _read_reason(self) -> str:
         text = _COLOUR.sub("", self._log.read_text(errors="replace"))
@@ -167,11 +169,11 @@ def run_node(address: str, port: int, node: ClusterNode, report: ReportCluster) 
     if node.joins:
         _wait_for_head(address, node, port)
     folder = _make_folder(node)
-    holds = not node.joins and read_version(version) >= FIRST_WITH_TOKENS
+    pauses = not node.joins and read_version(version) >= FIRST_WITH_TOKENS
     for _ in range(_TRIES):
-        page = choose_dashboard_port(node)
-        flags = make_flags(address, port, node, folder, dashboard_port=page)
-        started = RayStart(flags, folder, holds=holds, joins=node.joins)
+        dashboard_port = choose_dashboard_port(node)
+        flags = make_flags(address, port, node, folder, dashboard_port=dashboard_port)
+        started = RayStart(flags, folder, pauses=pauses, joins=node.joins)
         error = started.wait()
         if not any(sign in error for sign in _RETRYABLE):
             break
@@ -181,7 +183,7 @@ def run_node(address: str, port: int, node: ClusterNode, report: ReportCluster) 
     host, own_port = read_address(folder)
     if node.joins and not own_port:
         host, own_port = address, port
-    dashboard = f"127.0.0.1:{page}" if page else ""
+    dashboard = f"127.0.0.1:{dashboard_port}" if dashboard_port else ""
     report(own_port, address=host, note=make_note(version, node), dashboard=dashboard)
     _wait_for_end(started)
     os._exit(1)
@@ -299,7 +301,7 @@ def _wait_for_end(started: RayStart) -> None:
         # an error means that the process has exited or that this system has no pidfd
         with contextlib.suppress(OSError, AttributeError):
             watched.append(os.pidfd_open(pid))
-    if watched and not select.select(watched, [], [], _HELD_S)[0]:
+    if watched and not select.select(watched, [], [], _PAUSE_S)[0]:
         started.release()
         select.select(watched, [], [])
     elif not watched:

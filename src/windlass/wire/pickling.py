@@ -25,7 +25,7 @@ IN_BAND_BYTES = 32 << 10  # smaller tensors are not worth a separate buffer
 
 def reduce_tensor(torch: Any, tensor: Any) -> Any:
     """Return pickle's reduction of a tensor, or None to use torch's own."""
-    if tensor.device.type == "meta" or _is_around_another(torch, tensor):
+    if tensor.device.type == "meta" or _wraps_tensor(torch, tensor):
         return None
     on_cpu = tensor if tensor.device.type == "cpu" else _bring_to_cpu(tensor)
     reduced = _reduce_to_buffer(torch, on_cpu) if _is_plain(torch, on_cpu) else None
@@ -34,13 +34,13 @@ def reduce_tensor(torch: Any, tensor: Any) -> Any:
     return reduced
 
 
-def _is_around_another(torch: Any, tensor: Any) -> bool:
+def _wraps_tensor(torch: Any, tensor: Any) -> bool:
     """Return whether a tensor is a wrapper whose inner tensor is pickled separately, like a parameter.
 
     A parameter made from a subclass's tensor belongs to that subclass and is not such a wrapper.
     """
-    has_own_way = type(tensor).__reduce_ex__ is not torch.Tensor.__reduce_ex__
-    return has_own_way and isinstance(tensor, torch.nn.Parameter)
+    has_own_reduce = type(tensor).__reduce_ex__ is not torch.Tensor.__reduce_ex__
+    return has_own_reduce and isinstance(tensor, torch.nn.Parameter)
 
 
 def _bring_to_cpu(tensor: Any) -> Any:
@@ -197,7 +197,8 @@ def explain_pickling(value: Any, name: str) -> tuple[str, str]:
     path, seen = name, {id(value)}
     for _ in range(_MAX_DEPTH):
         culprit = next(
-            ((p, v) for p, v in _parts(path, value) if id(v) not in seen and not _travels(v)), None
+            ((p, v) for p, v in _parts(path, value) if id(v) not in seen and not _can_pickle(v)),
+            None,
         )
         if culprit is None:
             break
@@ -207,7 +208,7 @@ def explain_pickling(value: Any, name: str) -> tuple[str, str]:
     return path, _WHAT.get(kind, "" if value is None else f"a {kind} cannot be pickled")
 
 
-def _travels(value: Any) -> bool:
+def _can_pickle(value: Any) -> bool:
     try:
         _make_pickler(io.BytesIO()).dump(value)
     except Exception:  # noqa: BLE001 - a user's __reduce__ may raise anything

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 
 
-class _Word(str, enum.Enum):
+class _TextEnum(str, enum.Enum):
     """Text enum that prints as its value."""
 
     __str__ = str.__str__
@@ -17,7 +17,7 @@ class _Word(str, enum.Enum):
     __hash__ = str.__hash__  # enum's own hash is slower, because it is a Python function
 
 
-class RankState(_Word):
+class RankState(_TextEnum):
     """State of a rank, or its outcome."""
 
     PENDING = "pending"
@@ -34,7 +34,7 @@ FAILED = frozenset({RankState.RAISED, RankState.EXITED, RankState.KILLED, RankSt
 NOT_ENDED = frozenset({RankState.PENDING, RankState.RUNNING})
 
 
-class NodeState(_Word):
+class NodeState(_TextEnum):
     """State of a node."""
 
     PENDING = "pending"
@@ -44,7 +44,7 @@ class NodeState(_Word):
     LOST = "lost"
 
 
-class CallState(_Word):
+class CallState(_TextEnum):
     """State of a call on a compute, or its outcome."""
 
     QUEUED = "queued"
@@ -58,7 +58,7 @@ class CallState(_Word):
         return self not in (CallState.QUEUED, CallState.RUNNING)
 
 
-class MomentName(_Word):
+class MomentName(_TextEnum):
     """Events of the timeline, in the order they happen."""
 
     SUBMITTED = "submitted"

@@ -19,7 +19,7 @@ def count():
 
 threads = Threads()
 for env in {envs!r}:
-    threads.promise(env)
+    threads.set_for(env)
     pid = os.fork()
     if pid == 0:
         a, before = np.ones((600, 600)), count()
@@ -70,6 +70,6 @@ def test_each_rank_has_its_own_number():
 
 
 def test_without_numpy_nothing_happens():
-    code = "from windlass.agent.forkserver.openblas import Threads; print(Threads().promise({}))"
+    code = "from windlass.agent.forkserver.openblas import Threads; print(Threads().set_for({}))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert answer.stdout.strip() == "None", answer.stderr

@@ -59,7 +59,7 @@ async def cut(scene, peer, index):
 
 
 def run(tmp_path, visit, *, nodes=3, **about):
-    run_lead_server(tmp_path, visit, make_job(nodes=nodes), **{"sight": SHORT, **about})
+    run_lead_server(tmp_path, visit, make_job(nodes=nodes), **{"limits": SHORT, **about})
 
 
 def test_concurrent_agents_get_one_index_each(tmp_path):
@@ -108,7 +108,7 @@ def test_index_of_an_isolated_agent_is_reused_after_its_ranks_are_dead(tmp_path)
 
 def test_index_of_a_dead_agent_is_free_immediately(tmp_path):
     """Its machine closed the connection, so the agent and its ranks are dead."""
-    sight = SilenceLimits()
+    limits = SilenceLimits()
 
     async def visit(scene):
         peer = await join(scene, "a", await ask(scene, "a"))
@@ -116,7 +116,7 @@ def test_index_of_a_dead_agent_is_free_immediately(tmp_path):
         await until(lambda: 1 not in scene.lead.nodes, "node 1 is lost")
         assert await ask_once(scene, "b") == 1
 
-    run(tmp_path, visit, nodes=2, sight=sight)
+    run(tmp_path, visit, nodes=2, limits=limits)
 
 
 def test_leaving_agent_keeps_its_index_until_it_disconnects(tmp_path):

@@ -9,7 +9,7 @@ from kube.plans import make_pod_plan
 
 from windlass.agent.lead.node_table import NodeTable
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.silence_limits import Parting
+from windlass.agent.silence_limits import Disconnect
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.messages.jobs import JoinLead
 from windlass.wire.states import NodeState
@@ -40,7 +40,7 @@ def join(nodes, index, **about):
 
 
 def lose(nodes, index):
-    return nodes.lose(index, "", Parting.CLOSED, may_run=False)
+    return nodes.lose(index, "", Disconnect.CLOSED, may_run=False)
 
 
 def test_nodes_join_leave_and_return(play):
@@ -141,10 +141,10 @@ def test_order_to_an_absent_node_is_not_sent(play):
 
 def test_lead_waits_for_a_given_up_node_until_it_disconnects(play):
     def story(nodes):
-        nodes.lose(1, "it did not end its ranks", Parting.CUT, may_run=True)
-        assert nodes.one_world.unseen() == [1]
+        nodes.lose(1, "it did not end its ranks", Disconnect.CUT, may_run=True)
+        assert nodes.one_world.unreachable() == [1]
         assert lose(nodes, 1) is None
-        assert nodes.one_world.unseen() == []
+        assert nodes.one_world.unreachable() == []
 
     play(story, 0, 1)
 
@@ -152,10 +152,10 @@ def test_lead_waits_for_a_given_up_node_until_it_disconnects(play):
 def test_ranks_of_a_returning_agent_are_dead_but_not_of_a_replaced_one(play):
     def story(nodes):
         join(nodes, 1, incarnation="a")
-        nodes.lose(1, "it has said nothing", Parting.CUT, may_run=True)
+        nodes.lose(1, "it has said nothing", Disconnect.CUT, may_run=True)
         join(nodes, 1, incarnation="b")
-        assert nodes.one_world.unseen() == [1]
+        assert nodes.one_world.unreachable() == [1]
         join(nodes, 1, incarnation="a")
-        assert nodes.one_world.unseen() == []
+        assert nodes.one_world.unreachable() == []
 
     play(story, 0)

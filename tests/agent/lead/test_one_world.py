@@ -8,7 +8,7 @@ import pytest
 from tls_peers import until
 
 from windlass.agent.lead.node_table import OneWorld
-from windlass.agent.silence_limits import Parting, SilenceLimits
+from windlass.agent.silence_limits import Disconnect, SilenceLimits
 from windlass.wire.lead_handover import LeadHandover, LostLead, Seat
 
 SHORT = SilenceLimits(silence_s=0.05, fence_s=0.1, cut_grace_s=0.05, slack_s=0.05)
@@ -63,7 +63,7 @@ def test_fixed_number_of_nodes_needs_all_but_no_majority():
 def test_agents_that_have_exited_are_not_counted():
     def report(world):
         for seat in seats("2 3"):
-            world.lose(seat, Parting.CLOSED)
+            world.lose(seat, Disconnect.CLOSED)
 
     assert find("0 1 2 3", "0 1", report=report) == ""
     assert "only 1 of the 2 nodes" in find("0 1 2 3", "0", report=report)
@@ -85,11 +85,11 @@ def test_isolated_node_gets_time_to_end_its_ranks(is_elastic):
             last, here = LeadHandover(attempt=0, seats=seats("0 1 2")), seats("0 1 2b")
             return world.find_obstacle(last, here, is_complete=True, is_elastic=is_elastic)
 
-        world.lose(seats("2")[0], Parting.CUT)
+        world.lose(seats("2")[0], Disconnect.CUT)
         assert find() == "node 2 may still be running ranks of attempt 0"
         await until(lambda: woken, "its grace is over")
         assert find() == ""
-        world.lose(seats("2")[0], Parting.CUT)
+        world.lose(seats("2")[0], Disconnect.CUT)
         world.join(seats("2")[0])
         assert find() == ""
 
@@ -98,11 +98,11 @@ def test_isolated_node_gets_time_to_end_its_ranks(is_elastic):
 
 def test_lead_waits_until_a_leaving_node_reports_its_ranks_dead():
     def leave(world):
-        world.lose(seats("2")[0], Parting.LEAVING)
+        world.lose(seats("2")[0], Disconnect.LEAVING)
 
     def leave_and_end(world):
         leave(world)
-        world.lose(world.find_unseen(2), Parting.CLOSED)
+        world.lose(world.find_unreachable(2), Disconnect.CLOSED)
 
     assert find("0 1 2", "0 1", report=leave).startswith("node 2 may still be running")
     assert find("0 1 2", "0 1", report=leave_and_end) == ""
@@ -121,7 +121,7 @@ def test_a_new_lead_waits_for_the_ranks_of_the_old_one(here, is_closed, waits):
         woken = []
         world = OneWorld(seats("0b")[0], SHORT, wake=lambda: woken.append(1))
         last = LeadHandover(attempt=0, seats=seats("0 1 2"))
-        world.hear_of_lost_lead(last, LostLead(ago_s=0.0, is_closed=is_closed))
+        world.record_lost_lead(last, LostLead(ago_s=0.0, is_closed=is_closed))
 
         def find():
             return world.find_obstacle(last, seats(here), is_complete=True, is_elastic=False)

@@ -11,7 +11,7 @@ from kube.plans import make_pod_plan
 from windlass.agent.lead.node_table import NodeTable
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.world import World, WorldTable
-from windlass.agent.silence_limits import SIGHT, Parting
+from windlass.agent.silence_limits import DEFAULT_LIMITS, Disconnect
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.messages.jobs import JoinLead, ReleaseRanks
 from windlass.wire.messages.worlds import EndWorld, WorldCleared
@@ -75,7 +75,7 @@ def test_world_is_cleared_when_no_node_has_ranks(play):
 
 def test_absent_nodes_are_not_waited_for(play):
     def story(scene):
-        scene.worlds.lose(2, "its link broke", Parting.CLOSED)
+        scene.worlds.lose(2, "its link broke", Disconnect.CLOSED)
         assert not scene.world.is_alive
         scene.worlds.end(scene.world, now=True)
         assert scene.orders == [(0, stop(now=True, within_s=None))]
@@ -89,21 +89,21 @@ def test_ranks_get_less_time_once_a_node_is_cut_off(play):
     def story(scene):
         scene.worlds.end(scene.world, now=False, signum=signal.SIGINT)
         scene.orders.clear()
-        scene.worlds.lose(2, "it has said nothing", Parting.CUT)
-        less = stop(signal=signal.SIGINT, within_s=SIGHT.cut_grace_s)
+        scene.worlds.lose(2, "it has said nothing", Disconnect.CUT)
+        less = stop(signal=signal.SIGINT, within_s=DEFAULT_LIMITS.cut_grace_s)
         assert scene.orders == [(0, less)]
-        assert scene.nodes.one_world.unseen() == [2]
+        assert scene.nodes.one_world.unreachable() == [2]
 
     play(story)
 
 
 def test_ranks_get_less_time_once_a_leaving_node_is_cut_off(play):
     def story(scene):
-        scene.worlds.lose(2, "it received SIGTERM", Parting.LEAVING)
+        scene.worlds.lose(2, "it received SIGTERM", Disconnect.LEAVING)
         scene.worlds.end(scene.world, now=False)
         assert scene.orders == [(0, stop(within_s=None))]
-        assert scene.worlds.lose(2, "its link broke", Parting.CUT) is None
-        assert scene.orders[-1] == (0, stop(within_s=SIGHT.cut_grace_s))
+        assert scene.worlds.lose(2, "its link broke", Disconnect.CUT) is None
+        assert scene.orders[-1] == (0, stop(within_s=DEFAULT_LIMITS.cut_grace_s))
 
     play(story)
 
@@ -112,8 +112,8 @@ def test_ranks_get_less_time_once_a_leaving_node_is_cut_off(play):
 def test_node_without_ranks_is_not_waited_for(play, index):
     def story(scene):
         scene.worlds.take_cleared(2, WorldCleared(world=5))
-        scene.worlds.lose(index, "it has said nothing", Parting.CUT)
-        assert scene.nodes.one_world.unseen() == []
+        scene.worlds.lose(index, "it has said nothing", Disconnect.CUT)
+        assert scene.nodes.one_world.unreachable() == []
         assert not scene.world.is_cut
 
     play(story)

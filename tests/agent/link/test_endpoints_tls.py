@@ -243,7 +243,7 @@ def test_lead_that_stops_listening_keeps_its_links(files):
         link = await join(files, listener.port)
         port = listener.port
         strangers = await asyncio.open_connection("127.0.0.1", port)
-        await until(lambda: len(listener._strangers) == 1, "the stranger is connected")
+        await until(lambda: len(listener._pending) == 1, "the stranger is connected")
         listener.close()
         assert await asyncio.wait_for(strangers[0].read(), 10) == b""
         strangers[1].close()

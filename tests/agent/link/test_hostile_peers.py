@@ -82,7 +82,7 @@ def refuse(files, capture, *chunks, **how):
     async def visit(listener):
         before = await join(files, listener.port, node=7)
         answer = await intrude(listener.port, *chunks, **how)
-        await until(lambda: len(listener._strangers) == 0, "the stranger is disconnected")
+        await until(lambda: len(listener._pending) == 0, "the stranger is disconnected")
         after = await join(files, listener.port, node=8)
         for link in (before, after):
             assert (await ask(link))[-1].type == "echo"
@@ -243,7 +243,7 @@ def test_silent_crowd_does_not_keep_an_honest_peer_out(files, caplog, monkeypatc
         try:
             joining = asyncio.ensure_future(join(files, listener.port, timeout_s=50))
             while not joining.done():
-                most = max(most, len(listener._strangers))
+                most = max(most, len(listener._pending))
                 await asyncio.sleep(0.005)
             link = joining.result()
             assert (await ask(link))[-1].type == "echo"
@@ -251,11 +251,11 @@ def test_silent_crowd_does_not_keep_an_honest_peer_out(files, caplog, monkeypatc
         finally:
             for one in crowd:
                 one.close()
-        await until(lambda: len(listener._strangers) == 0, "the crowd is disconnected")
+        await until(lambda: len(listener._pending) == 0, "the crowd is disconnected")
         await until(lambda: open_files() <= before + 3, "their sockets are closed")
 
     run_with_lead(files, visit)
-    assert most == tcp._MAX_STRANGERS
+    assert most == tcp._MAX_PENDING
     assert "no hello yet, and others are waiting" in caplog.text
 
 

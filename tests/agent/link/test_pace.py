@@ -71,13 +71,13 @@ def test_old_messages_are_not_a_sign_of_life(files, stood_still_s, stall_s, coun
                 20,
             )
         assert link.has_stalled == (stood_still_s > stall_s)
-        return received[1:], link.is_silent, link.heard_s
+        return received[1:], link.is_silent, link.received_s
 
-    received, is_silent, heard_s = run_with_lead(files, visit, speak)
+    received, is_silent, received_s = run_with_lead(files, visit, speak)
     if counts:
-        assert (received, is_silent, heard_s) == (["to ask"], False, 100.0 + stood_still_s)
+        assert (received, is_silent, received_s) == (["to ask"], False, 100.0 + stood_still_s)
     else:
-        assert (received, is_silent, heard_s) == ([], True, 100.0)
+        assert (received, is_silent, received_s) == ([], True, 100.0)
 
 
 def test_stall_is_detected_before_data_arrives(files):

@@ -20,7 +20,7 @@ def judge(
     header=None,
     *,
     error=None,
-    owes_result=True,
+    needs_result=True,
     stopped_at_s=None,
     oom=False,
     was_killed=False,
@@ -31,7 +31,7 @@ def judge(
         code=code,
         header=header,
         error=error,
-        owes_result=owes_result,
+        needs_result=needs_result,
         at_s=100.0,
         stopped_at_s=stopped_at_s,
         out_of_memory=oom,
@@ -46,7 +46,7 @@ def outcome(state, at_s=100.0, **fields):
 @pytest.mark.parametrize("stopped_at_s", [None, 10.0])
 def test_returned_stays_returned_after_a_stop(stopped_at_s):
     assert judge(0, RETURNED, stopped_at_s=stopped_at_s) == outcome("returned", 50.0, exit_code=0)
-    assert judge(0, owes_result=False, stopped_at_s=stopped_at_s) == outcome(
+    assert judge(0, needs_result=False, stopped_at_s=stopped_at_s) == outcome(
         "returned", exit_code=0
     )
 
@@ -66,7 +66,7 @@ def test_returned_stays_returned_after_a_stop(stopped_at_s):
         (0, None, {}, outcome("exited", exit_code=0)),
         (5, None, {}, outcome("exited", exit_code=5)),
         (5, None, {"error": ERROR}, outcome("exited", exit_code=5, error=ERROR)),
-        (5, None, {"owes_result": False}, outcome("exited", exit_code=5)),
+        (5, None, {"needs_result": False}, outcome("exited", exit_code=5)),
         (5, RETURNED, {}, outcome("exited", exit_code=5)),  # an exit handler failed
         (-11, RETURNED, {}, outcome("killed", signal=11)),
         (-9, None, {}, outcome("killed", signal=9)),

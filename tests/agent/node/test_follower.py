@@ -213,7 +213,7 @@ def test_silent_lead_is_given_up(tmp_path):
         assert not again.has_hung_up
 
     lead = HandMadeLead(beats=False)
-    follow(tmp_path, visit, make_job(nodes=2, work=SLEEP), lead=lead, sight={"fence_s": 2.5})
+    follow(tmp_path, visit, make_job(nodes=2, work=SLEEP), lead=lead, limits={"fence_s": 2.5})
     assert "the lead has sent nothing for 2.5 s" in (tmp_path / "follower.log").read_text()
 
 

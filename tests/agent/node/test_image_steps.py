@@ -55,7 +55,7 @@ class Ground:
                 python=python or self.python,
                 cwd=str(self.project),
                 env=self.env,
-                say=self.output.append,
+                emit=self.output.append,
                 **more,
             )
         )
@@ -320,7 +320,7 @@ def test_two_agents_run_steps_in_turn(ground):
             "python": ground.python,
             "cwd": str(ground.project),
             "env": ground.env,
-            "say": ground.output.append,
+            "emit": ground.output.append,
         }
         return await asyncio.gather(run_steps([step], **about), run_steps([step], **about))
 

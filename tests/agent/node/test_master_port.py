@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from windlass.agent.lead.stores import hold_port
+from windlass.agent.lead.stores import reserve_port
 
 
 @pytest.fixture
 def held():
-    port = hold_port()
+    port = reserve_port()
     yield port
     port.release()
 
@@ -65,7 +65,7 @@ def test_torch_store_can_bind_the_held_port(held):
 def test_concurrent_ports_are_all_different():
     ports: list = []
     threads = [
-        threading.Thread(target=lambda: ports.extend(hold_port() for _ in range(25)))
+        threading.Thread(target=lambda: ports.extend(reserve_port() for _ in range(25)))
         for _ in range(4)
     ]
     for thread in threads:
@@ -82,7 +82,7 @@ def test_concurrent_ports_are_all_different():
 def test_a_preferred_port_is_taken_when_it_is_free(held):
     number = held.number
     held.release()
-    again = hold_port(number)
+    again = reserve_port(number)
     try:
         assert again.number == number
     finally:
@@ -94,7 +94,7 @@ def test_a_preferred_port_in_use_gives_another():
         other.bind(("127.0.0.1", 0))
         other.listen()
         number = other.getsockname()[1]
-        port = hold_port(number)
+        port = reserve_port(number)
         try:
             assert port.number not in (0, number)
         finally:

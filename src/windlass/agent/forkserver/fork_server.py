@@ -153,7 +153,7 @@ class _Guard:
         self._timer.set_in(left_s + self._backstop_s)
         return min(left_s, _CHECK_S)
 
-    def rest(self) -> None:
+    def disarm(self) -> None:
         """Disarm the kernel's timer while there are no children."""
         self._timer.disarm()
 
@@ -171,7 +171,7 @@ class _Guard:
             sys.stderr.flush()
 
     @contextlib.contextmanager
-    def standing_in(self) -> Iterator[None]:
+    def substitute(self) -> Iterator[None]:
         """Let another process check the lease while this one is busy."""
         server = os.getpid()
         pid = os.fork()
@@ -238,12 +238,12 @@ class _ForkServer:
             return None
         if self._has_children:
             return self._guard.check()
-        self._guard.rest()
+        self._guard.disarm()
         return None
 
     def _import_more(self, request: PreloadModules, _fds: list[int]) -> None:
         guard = self._guard if self._has_children else None
-        with contextlib.nullcontext() if guard is None else guard.standing_in():
+        with contextlib.nullcontext() if guard is None else guard.substitute():
             self._is_safe &= _preload(request.modules, self._control, lambda: self._programs)
         self._threads = Threads()
 
@@ -266,7 +266,7 @@ class _ForkServer:
     def _fork_rank(self, request: ForkRank, fds: list[int]) -> None:
         if self._is_safe:
             kept = {k: v for k, v in os.environ.items() if k not in request.forget}
-            self._threads.promise({**kept, **request.env})
+            self._threads.set_for({**kept, **request.env})
         pid = self._fork(self._enter_rank, request, fds)
         started = ProcessStarted(rank=request.rank, attempt=request.attempt, pid=pid)
         send_event(self._control, started)

@@ -31,7 +31,7 @@ class Threads:
         self._setters = _find_setters()
         self._num_threads = 1
 
-    def promise(self, env: Mapping[str, str]) -> None:
+    def set_for(self, env: Mapping[str, str]) -> None:
         """Set the number of threads that OpenBLAS would choose in this environment."""
         wanted = _choose(env)
         if self._setters and wanted != self._num_threads:

@@ -291,7 +291,7 @@ class Attempt:
         first = choose_first(self.world, self.outcomes.values())
         return first is not None and is_consequence(self.world, first)
 
-    async def hear_cause(
+    async def wait_for_cause(
         self, changed: Changes, should_stop: Callable[[], bool], *, timeout_s: float
     ) -> None:
         """Wait for a report of the cause while every failed rank only lost a peer.
@@ -317,7 +317,7 @@ class Attempt:
         )
 
 
-class RankNews:
+class RankHandlers:
     """Message handlers for reports about ranks. Only reports about `attempt` count."""
 
     def __init__(self, attempt: Attempt, status_writer: StatusWriter) -> None:

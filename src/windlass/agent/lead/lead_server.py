@@ -30,7 +30,7 @@ from windlass.agent.inputs import Inputs
 from windlass.agent.lead.node_table import IndexTable, NodeTable, SendBody
 from windlass.agent.link.agent_link import Link, beat
 from windlass.agent.link.folder_sender import FolderSender
-from windlass.agent.silence_limits import Parting
+from windlass.agent.silence_limits import Disconnect
 from windlass.errors import BundleError, ProtocolError
 from windlass.wire.file_sync import (
     Receiver,
@@ -99,13 +99,15 @@ class Lead(Protocol):
     def receive(self, index: int, message: Message, body: bytes = b"") -> None:
         """Process a message from a node."""
 
-    def lose(self, index: int, why: str = "", *, parting: Parting = Parting.CLOSED) -> None:
+    def lose(
+        self, index: int, why: str = "", *, disconnect: Disconnect = Disconnect.CLOSED
+    ) -> None:
         """Record the loss of a node."""
 
-    def part(self, index: int) -> None:
+    def record_exit(self, index: int) -> None:
         """Record a leaving node's report that its ranks are dead. It starts no others."""
 
-    def hear_farewell(self, seat: Seat, memory: LeadHandover | None) -> None:
+    def take_farewell(self, seat: Seat, memory: LeadHandover | None) -> None:
         """Record that an unreachable node has ended permanently and has no ranks.
 
         `memory` is the state of the previous lead as the node knows it.
@@ -157,7 +159,7 @@ class NodeLink:
         ):
             return
         elif self._is_leaving and isinstance(message, WorldCleared) and message.is_last:
-            self._lead.part(self._index)
+            self._lead.record_exit(self._index)
         elif self._index in self._lead.nodes:
             if self._call_server is not None:
                 message = self._call_server.with_file(self._link, message)
@@ -179,7 +181,7 @@ class NodeLink:
 
     def _leave(self, message: NodeLeaving, _body: bytes) -> None:
         self._is_leaving = True
-        self._lead.lose(self._index, message.why[:_MAX_WHY], parting=Parting.LEAVING)
+        self._lead.lose(self._index, message.why[:_MAX_WHY], disconnect=Disconnect.LEAVING)
 
     def _join(self, about: JoinLead, _body: bytes) -> None:
         if self._call_server is not None:
@@ -354,7 +356,7 @@ class LeadServer:
         self._lease_changed = asyncio.Event()
         self._links: set[Link] = set()
         self._nodes: set[int] = set()
-        self._indexes = IndexTable(context.incarnation, context.sight)
+        self._indexes = IndexTable(context.incarnation, context.limits)
         self._local_nodes = LocalNodes(context) if self._replaces_nodes else None
         self._readers: dict[Link, FolderSender] = {}  # clients that get all files
         self._had_reader = False
@@ -376,7 +378,7 @@ class LeadServer:
         heart = asyncio.ensure_future(beat(link))
         try:
             if hello.role == NODE and hello.farewell is not None:
-                self._lead.hear_farewell(hello.farewell, hello.memory)
+                self._lead.take_farewell(hello.farewell, hello.memory)
             elif hello.role == NODE and hello.says("asks_index"):
                 self._give_index(link, hello)
             elif hello.role == NODE:
@@ -389,7 +391,7 @@ class LeadServer:
 
     def _give_index(self, link: Link, hello: Hello) -> None:
         """Offer an index to an agent. It reconnects with the index, or asks again if none was free."""
-        self._indexes.hear_of_lead(hello.last_lead)
+        self._indexes.record_lead(hello.last_lead)
         indexes = itertools.takewhile(self._lead.nodes.knows, itertools.count(1))
         self._send_index(link, self._indexes.give(hello.asks_index, indexes))
 
@@ -400,7 +402,7 @@ class LeadServer:
         """Return whether an agent holds `index`. True if the lead does not assign indexes."""
         if not hello.says("agent"):
             return True
-        self._indexes.hear_of_lead(hello.last_lead)
+        self._indexes.record_lead(hello.last_lead)
         has_it = self._indexes.claim(index, hello.agent)
         self._send_index(link, index if has_it else None)
         return has_it
@@ -437,12 +439,12 @@ class LeadServer:
         finally:
             node.close()
             self._nodes.discard(index)
-            parting = Parting.CLOSED if link.is_closed else Parting.CUT
+            disconnect = Disconnect.CLOSED if link.is_closed else Disconnect.CUT
             if self._local_nodes is not None and not link.is_closed:
                 self._local_nodes.end(index)
-                parting = Parting.CLOSED
-            self._indexes.lose(index, parting)
-            self._lead.lose(index, why, parting=parting)
+                disconnect = Disconnect.CLOSED
+            self._indexes.lose(index, disconnect)
+            self._lead.lose(index, why, disconnect=disconnect)
             if self._local_nodes is not None and not self._is_closing:
                 self._local_nodes.replace(index)
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from windlass import names
 from windlass.agent.lead.status_writer import StatusWriter
-from windlass.agent.silence_limits import SIGHT, Parting, SilenceLimits
+from windlass.agent.silence_limits import DEFAULT_LIMITS, Disconnect, SilenceLimits
 from windlass.plan.plan import Plan
 from windlass.wire.lead_handover import LeadHandover, LostLead, Seat
 from windlass.wire.message import Handlers, Message
@@ -59,12 +59,12 @@ class OneWorld:
 
     # -- events ------------------------------------------------------------------------------
 
-    def lose(self, seat: Seat, parting: Parting) -> None:
+    def lose(self, seat: Seat, disconnect: Disconnect) -> None:
         """Record the loss of a node that took part in the last attempt."""
         self._leaving.pop(seat.index, None)
-        if parting is Parting.LEAVING:
+        if disconnect is Disconnect.LEAVING:
             self._leaving[seat.index] = seat
-        elif parting is Parting.CUT:
+        elif disconnect is Disconnect.CUT:
             self._until_s[seat] = self._wake_in(self._limits.node_gone_s)
         else:
             self._until_s.pop(seat, None)
@@ -74,12 +74,12 @@ class OneWorld:
         """Record that a node has reconnected. Nodes join only after their ranks are dead."""
         self._until_s.pop(seat, None)
 
-    def find_unseen(self, index: int) -> Seat | None:
+    def find_unreachable(self, index: int) -> Seat | None:
         """Return the agent of a leaving or cut-off node, or None if its ranks are known to be dead."""
         cut_off = (seat for seat in self._cut_off() if seat.index == index)
         return self._leaving.get(index) or next(cut_off, None)
 
-    def unseen(self) -> list[int]:
+    def unreachable(self) -> list[int]:
         """Return the indexes of unreachable nodes that may still have ranks."""
         if not self._leaving and not self._until_s:
             return []
@@ -89,7 +89,7 @@ class OneWorld:
         now_s = self._loop.time()
         return [seat for seat, until_s in self._until_s.items() if until_s > now_s]
 
-    def hear_of_lost_lead(self, last: LeadHandover, lost: LostLead) -> None:
+    def record_lost_lead(self, last: LeadHandover, lost: LostLead) -> None:
         """Record a node's report about the lost lead of the last attempt."""
         limits = self._limits
         whole_s = limits.node_gone_s if lost.is_closed else limits.world_gone_s
@@ -135,7 +135,7 @@ class OneWorld:
         return memory if seats == memory.seats else replace(memory, seats=seats)
 
     def _find_waiting(self, last: LeadHandover, here: Collection[Seat]) -> str:
-        if late := self.unseen():
+        if late := self.unreachable():
             return _name(late)
         missing = set(last.seats) - set(here)
         # the lead of that attempt has recorded each loss itself
@@ -198,13 +198,13 @@ class IndexTable:
         self._holders[index] = _Holder(agent, math.inf)
         return True
 
-    def lose(self, index: int, parting: Parting) -> None:
+    def lose(self, index: int, disconnect: Disconnect) -> None:
         """Record that the holder of `index` disconnected. After a cut, its ranks may run for a while."""
         if index in self._holders:
-            wait_s = self._limits.node_gone_s if parting is Parting.CUT else 0.0
+            wait_s = self._limits.node_gone_s if disconnect is Disconnect.CUT else 0.0
             self._holders[index].until_s = _now_s() + wait_s
 
-    def hear_of_lead(self, lead: str) -> None:
+    def record_lead(self, lead: str) -> None:
         """Record the previous lead of an agent. Agents of another lead get time to reconnect first."""
         if lead and lead != self._own:
             self._none_before_s = _now_s() + self._limits.world_gone_s
@@ -245,12 +245,12 @@ class NodeTable:
         wake: Callable[[], None],
         *,
         incarnation: str = "",
-        sight: SilenceLimits = SIGHT,
+        limits: SilenceLimits = DEFAULT_LIMITS,
     ) -> None:
         self.plan = plan
-        self.sight = sight
+        self.limits = limits
         self.lost: set[int] = set()  # nodes that joined once and have not reconnected
-        self.one_world = OneWorld(Seat(index=0, incarnation=incarnation), sight, wake=wake)
+        self.one_world = OneWorld(Seat(index=0, incarnation=incarnation), limits, wake=wake)
         self._status_writer = status_writer
         self._wake = wake
         self._nodes: dict[int, JoinedNode] = {}
@@ -286,7 +286,9 @@ class NodeTable:
             self._nodes[index].is_prepared = True
         self._wake()
 
-    def lose(self, index: int, why: str, parting: Parting, *, may_run: bool) -> JoinedNode | None:
+    def lose(
+        self, index: int, why: str, disconnect: Disconnect, *, may_run: bool
+    ) -> JoinedNode | None:
         """Remove a lost node and return it, or None if it had not joined.
 
         `may_run` means that it may have ranks. A node without ranks that was cut off delays no attempt.
@@ -295,12 +297,12 @@ class NodeTable:
         node = self._nodes.pop(index, None)
         self._wake()
         if node is None:
-            seat = self.one_world.find_unseen(index)
-            if seat is not None and parting is not Parting.LEAVING:
-                self.one_world.lose(seat, parting)
+            seat = self.one_world.find_unreachable(index)
+            if seat is not None and disconnect is not Disconnect.LEAVING:
+                self.one_world.lose(seat, disconnect)
             return None
-        if may_run or parting is not Parting.CUT:
-            self.one_world.lose(Seat(index=index, incarnation=node.incarnation), parting)
+        if may_run or disconnect is not Disconnect.CUT:
+            self.one_world.lose(Seat(index=index, incarnation=node.incarnation), disconnect)
         self.lost.add(index)
         logger.warning("%s is gone%s", name, f": {why}" if why else "")
         # nodes that leave after the end are not lost
@@ -308,9 +310,9 @@ class NodeTable:
             self._status_writer.set_node(index, state=NodeState.LOST)
         return node
 
-    def part(self, seat: Seat) -> None:
+    def record_exit(self, seat: Seat) -> None:
         """Record an agent's report that it ends permanently and has no ranks."""
-        self.one_world.lose(seat, Parting.CLOSED)
+        self.one_world.lose(seat, Disconnect.CLOSED)
         self._wake()
 
     def resize(self, plan: Plan) -> None:
@@ -386,7 +388,7 @@ class NodeTable:
             self.order(index, message)
 
 
-class NodeNews:
+class NodeHandlers:
     """Handlers for node-level reports: finished imports and problems. Shared by job leads and call leads."""
 
     def __init__(self, nodes: NodeTable, status_writer: StatusWriter) -> None:

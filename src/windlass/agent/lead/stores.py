@@ -23,7 +23,7 @@ _MAX_CALLS = 500
 
 
 @dataclass(slots=True)
-class HeldPort:
+class ReservedPort:
     """Port that this process reserves until `release`."""
 
     number: int
@@ -33,37 +33,37 @@ class HeldPort:
         self._socket.close()
 
 
-def hold_port(preferred: int = 0) -> HeldPort:
+def reserve_port(preferred: int = 0) -> ReservedPort:
     """Reserve `preferred` if it is free, otherwise any free port."""
     try:
-        return _hold(preferred)
+        return _reserve(preferred)
     except OSError:
         if preferred == 0:
             raise
-        return _hold(0)
+        return _reserve(0)
 
 
-def _hold(number: int) -> HeldPort:
-    held = _bind(socket.AF_INET6, "::", number) or _bind(socket.AF_INET, "0.0.0.0", number)  # noqa: S104
-    if held is None:
+def _reserve(number: int) -> ReservedPort:
+    reserved = _bind(socket.AF_INET6, "::", number) or _bind(socket.AF_INET, "0.0.0.0", number)  # noqa: S104
+    if reserved is None:
         raise OSError(f"port {number} is in use")
-    return HeldPort(held.getsockname()[1], held)
+    return ReservedPort(reserved.getsockname()[1], reserved)
 
 
 def _bind(family: socket.AddressFamily, address: str, number: int) -> socket.socket | None:
     try:
-        held = socket.socket(family, socket.SOCK_STREAM)
+        reserved = socket.socket(family, socket.SOCK_STREAM)
     except OSError:
         return None
     try:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        held.bind((address, number))
+            reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        reserved.bind((address, number))
     except OSError:
-        held.close()
+        reserved.close()
         return None
-    return held
+    return reserved
 
 
 @dataclass(slots=True)
@@ -72,14 +72,14 @@ class Store:
 
     number: int
     port: int | None = None  # None if not known yet
-    held: HeldPort | None = None  # if rank 0 opens the store
+    reserved: ReservedPort | None = None  # if rank 0 opens the store
     num_calls: int = 0
     is_shared: bool = False  # by all worlds of a compute
 
     @property
     def has_store(self) -> bool:
         """True if node 0 serves the store, and False if rank 0 opens one."""
-        return self.held is None
+        return self.reserved is None
 
     def describe(self, address: str) -> Meeting:
         """Return the connection details for ranks. `address` is that of node 0."""
@@ -99,7 +99,7 @@ class Stores:
         self._wanted_port = plan.master_port
         self._nodes = nodes
         self._stores: dict[str, Store] = {}  # by framework
-        self._held: set[int] = set()  # ports reserved for a rank 0
+        self._reserved: set[int] = set()  # ports reserved for a rank 0
 
     def find(self, framework: str) -> Store | None:
         """Return the store of a framework, or None. It may not be open yet."""
@@ -135,7 +135,7 @@ class Stores:
         for framework in list(self._stores):
             self._release(self._stores.pop(framework))
 
-    def hold_port(self, number: int) -> Store:
+    def reserve_port(self, number: int) -> Store:
         """Reserve a port at which rank 0 opens a store."""
         store = Store(number)
         self.do_without(store)
@@ -143,9 +143,9 @@ class Stores:
 
     def do_without(self, store: Store) -> None:
         """Reserve a port at which rank 0 opens the store, because node 0 cannot."""
-        store.held = hold_port(self._prefer_port())
-        store.port = store.held.number
-        self._held.add(store.port)
+        store.reserved = reserve_port(self._prefer_port())
+        store.port = store.reserved.number
+        self._reserved.add(store.port)
 
     def leave(self, store: Store) -> None:
         """Release the store of a world whose ranks have ended, unless it is shared."""
@@ -153,13 +153,13 @@ class Stores:
             self._release(store)
 
     def _release(self, store: Store) -> None:
-        if store.held is not None:
-            store.held.release()
-            self._held.discard(store.held.number)
+        if store.reserved is not None:
+            store.reserved.release()
+            self._reserved.discard(store.reserved.number)
 
     def _prefer_port(self) -> int:
         """Return the wanted port, or 0 if it is reserved already, because two ranks could then bind it."""
-        return self._wanted_port if self._wanted_port not in self._held else 0
+        return self._wanted_port if self._wanted_port not in self._reserved else 0
 
     def take_ready(self, message: StoreReady) -> None:
         """Record that a store is open. If it could not be opened, rank 0 opens one."""

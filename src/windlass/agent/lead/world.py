@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from windlass import names
 from windlass.agent.lead.clusters import MeetingPoint
 from windlass.agent.lead.node_table import JoinedNode, NodeTable
-from windlass.agent.silence_limits import Parting
+from windlass.agent.silence_limits import Disconnect
 from windlass.errors import SpecError
 from windlass.frameworks.framework import load_framework
 from windlass.plan.plan import NodePlan, Plan, make_nodes, renumber
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 class Changes(asyncio.Event):
     """Event to set after every change. Only one task at a time may wait for a condition."""
 
-    async def until(self, is_so: Callable[[], bool], *, timeout_s: float | None) -> bool:
+    async def until(self, condition: Callable[[], bool], *, timeout_s: float | None) -> bool:
         """Wait for a condition. Return False if it is still false after `timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
-        while not is_so():
+        while not condition():
             self.clear()
             left_s = None if deadline is None else deadline - loop.time()
             if left_s is not None and left_s <= 0:
@@ -45,7 +45,7 @@ class Changes(asyncio.Event):
             try:
                 await asyncio.wait_for(self.wait(), left_s)
             except asyncio.TimeoutError:
-                return is_so()
+                return condition()
         return True
 
 
@@ -64,7 +64,7 @@ class World:
     instance: str = ""  # ID of the object that lives in it
     version: str = ""  # version of the project at its last call
     meeting: MeetingPoint | None = None  # where its ranks meet, set before its first call
-    met: MeetingPoint | None = None  # the meeting point last sent to its ranks
+    sent_meeting: MeetingPoint | None = None  # the meeting point last sent to its ranks
     is_alive: bool = True
     is_ending: bool = False
     end_signal: int = 0  # signal that asks its ranks to end
@@ -149,19 +149,19 @@ class WorldTable:
         world.is_alive, world.is_ending = False, True
         world.end_signal = signum or world.end_signal or signal.SIGTERM
         world.cleared.update(self._nodes.missing(world.nodes))
-        within_s = self._nodes.sight.cut_grace_s if world.is_cut else None
+        within_s = self._nodes.limits.cut_grace_s if world.is_cut else None
         order = EndWorld(world=world.number, now=now, signal=world.end_signal, within_s=within_s)
         for index in reversed(world.nodes):
             self._nodes.order(index, order)
 
-    def lose(self, index: int, why: str, parting: Parting) -> JoinedNode | None:
+    def lose(self, index: int, why: str, disconnect: Disconnect) -> JoinedNode | None:
         """Mark the worlds of a lost node as dead. Return the node, or None if it had not joined."""
         worlds = [world for world in self._worlds.values() if index in world.nodes]
         may_run = any(index not in world.cleared for world in worlds)
-        is_cut = parting is Parting.CUT and (
-            may_run or self._nodes.one_world.find_unseen(index) is not None
+        is_cut = disconnect is Disconnect.CUT and (
+            may_run or self._nodes.one_world.find_unreachable(index) is not None
         )
-        node = self._nodes.lose(index, why, parting, may_run=may_run)
+        node = self._nodes.lose(index, why, disconnect, may_run=may_run)
         for world in worlds:
             world.is_alive = False
             world.cleared.add(index)

@@ -52,15 +52,15 @@ class Link(asyncio.Protocol):
         self._decoder = FrameDecoder(max_body_bytes=max_body_bytes)
         self._early: Frame | None = None  # the frame that `first` returned, still to be read
         self._take: Callable[[Frame], None] | None = None
-        self._news = asyncio.Event()  # set when data arrives or the link ends
+        self._changed = asyncio.Event()  # set when data arrives or the link ends
         self._is_over = False
-        self._is_deaf = False  # the reader has stopped listening
+        self._ignores_frames = False  # the reader has stopped listening
         self._error: Exception | None = None
         self._writable = asyncio.Event()
         self._writable.set()
         self._gone = asyncio.Event()
         self._clock: Callable[[], float] = self._loop.time
-        self._heard_s = 0.0
+        self._received_s = 0.0
         self._fence_s = math.inf
         self._stall_s = math.inf
         self._awake_s = 0.0  # when this process is known to have run last
@@ -89,11 +89,11 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now_s = self._clock()
         # this process was suspended, so the data is old and the peer has received nothing meanwhile
-        if self._notice_stall() or now_s - self._heard_s > self._fence_s:
+        if self._notice_stall() or now_s - self._received_s > self._fence_s:
             self._hang_up_on_silence()
             return
-        self._heard_s = now_s
-        if self._is_deaf:
+        self._received_s = now_s
+        if self._ignores_frames:
             return
         self._decoder.feed(data)
         if self._take is not None:
@@ -101,7 +101,7 @@ class Link(asyncio.Protocol):
             return
         if self._decoder.num_unread > _UNREAD_BYTES:
             self._transport.pause_reading()
-        self._news.set()
+        self._changed.set()
 
     def eof_received(self) -> bool:
         self.is_closed = not self._has_left
@@ -181,7 +181,7 @@ class Link(asyncio.Protocol):
 
     def stop_listening(self) -> None:
         """Stop listening, and ignore all later frames."""
-        self._is_deaf = True
+        self._ignores_frames = True
         self._end()
 
     async def first(self) -> Frame:
@@ -202,23 +202,23 @@ class Link(asyncio.Protocol):
 
     def _hand_over(self, take: Callable[[Frame], None]) -> None:
         try:
-            while not self._is_deaf and (frame := self._decoder.take()) is not None:
+            while not self._ignores_frames and (frame := self._decoder.take()) is not None:
                 take(frame)
         except Exception as error:  # noqa: BLE001 - raised to the listener
-            self._is_deaf = True
+            self._ignores_frames = True
             self._end(error)
 
     async def _wait(self) -> None:
         """Wait until data arrives or the link ends."""
         if not self._transport.is_closing():
             self._transport.resume_reading()
-        self._news.clear()
-        await self._news.wait()
+        self._changed.clear()
+        await self._changed.wait()
 
     def _end(self, error: Exception | None = None) -> None:
         self._error = self._error or error
         self._is_over = True
-        self._news.set()
+        self._changed.set()
 
     def _check_end(self) -> None:
         if self._error is not None:
@@ -244,13 +244,13 @@ class Link(asyncio.Protocol):
         """
         if clock is not None:
             self._clock, self._fence_s = clock, limit_s
-        self._heard_s = self._clock()
+        self._received_s = self._clock()
         if stall_s < math.inf:
             self._awake_s, self._stall_s = self._clock(), stall_s
             self._keep_awake()
 
         def check() -> None:
-            left_s = self._heard_s + limit_s - self._clock()
+            left_s = self._received_s + limit_s - self._clock()
             if self._transport.is_closing():
                 return
             if left_s <= 0:
@@ -279,14 +279,14 @@ class Link(asyncio.Protocol):
         self.cut()
 
     @property
-    def heard_s(self) -> float:
+    def received_s(self) -> float:
         """Time of the last received data, by the clock of `watch`."""
-        return self._heard_s
+        return self._received_s
 
     @property
     def silent_for_s(self) -> float:
         """Seconds since data was last received."""
-        return self._clock() - self._heard_s
+        return self._clock() - self._received_s
 
     def cut(self) -> None:
         """Abort the connection immediately. Unsent data is lost, and the peer sees no orderly close."""

@@ -63,7 +63,7 @@ async def serve(place: Place, job_id: str, handler: Handler) -> asyncio.Abstract
             if link.fault:
                 refusals.log(link.peer, link.fault)
                 return
-            first = await _hear_hello(frames, timeout_s)
+            first = await _read_hello(frames, timeout_s)
             if isinstance(first, str):
                 refusals.log(link.peer, first)
                 return
@@ -96,18 +96,18 @@ async def serve(place: Place, job_id: str, handler: Handler) -> asyncio.Abstract
 async def _serve_unix(
     path: Path, greet: Callable[[Link], Awaitable[None]]
 ) -> asyncio.AbstractServer:
-    guests: set[asyncio.Future[None]] = set()  # the loop keeps only weak references to tasks
+    tasks: set[asyncio.Future[None]] = set()  # the loop keeps only weak references to tasks
 
     def host(link: Link) -> None:
-        guest = asyncio.ensure_future(greet(link))
-        guests.add(guest)
-        guest.add_done_callback(guests.discard)
+        task = asyncio.ensure_future(greet(link))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     loop = asyncio.get_running_loop()
     return await loop.create_unix_server(lambda: Link(max_body_bytes=0, on_made=host), str(path))
 
 
-async def _hear_hello(frames: AsyncIterator[Frame], timeout_s: float | None) -> Frame | str:
+async def _read_hello(frames: AsyncIterator[Frame], timeout_s: float | None) -> Frame | str:
     """Return the first frame, or the reason why none arrived."""
     try:
         return await asyncio.wait_for(frames.__anext__(), timeout_s)

@@ -36,7 +36,7 @@ _IN_WORDS = {
     "TLSV1_ALERT_UNKNOWN_CA": "it does not trust the job's CA",
 }
 SHUTDOWN_TIMEOUT_S = 1.0
-_MAX_STRANGERS = 64
+_MAX_PENDING = 64
 _EVICT_AFTER_S = 0.5  # age at which a peer without a hello may be evicted to make room
 _CONNECT_TIMEOUT_S = 2.0
 _NAME_TIMEOUT_S = 2.0
@@ -108,7 +108,7 @@ def render_address(address: object) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stranger:
+class _PendingPeer:
     """Peer that has not sent a valid hello yet."""
 
     peer: str
@@ -123,10 +123,8 @@ class Listener:
         self._greet = greet
         self._hello_timeout_s = hello_timeout_s
         self._socket = _listen(place)
-        self._strangers: dict[asyncio.Task[None], _Stranger] = {}  # oldest first
-        self._guests: set[asyncio.Task[None]] = (
-            set()
-        )  # the loop keeps only weak references to tasks
+        self._pending: dict[asyncio.Task[None], _PendingPeer] = {}  # oldest first
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop keeps only weak references to tasks
         self._refusals = RefusalLog()
         self._room = asyncio.Event()
         self._accepting = asyncio.ensure_future(self._accept())
@@ -139,7 +137,7 @@ class Listener:
         """Stop accepting connections, and close connections that have not sent a hello."""
         self._accepting.cancel()
         self._socket.close()
-        for task in list(self._strangers):
+        for task in list(self._pending):
             self._introduce(task)
             task.cancel()
 
@@ -155,21 +153,21 @@ class Listener:
                 continue
             task = asyncio.ensure_future(self._host(connection))
             too_late = f"no hello within {self._hello_timeout_s:g} s"
-            self._strangers[task] = _Stranger(
+            self._pending[task] = _PendingPeer(
                 peer=render_address(address),
                 since_s=loop.time(),
                 timer=loop.call_later(self._hello_timeout_s, self._dismiss, task, too_late),
             )
-            self._guests.add(task)
+            self._tasks.add(task)
             task.add_done_callback(self._leave)
             # also closes a connection whose task is cancelled before it runs
             task.add_done_callback(functools.partial(_close, connection))
 
     async def _wait_for_room(self) -> None:
         """Wait for room, and evict the oldest peer if needed. Genuine peers need only milliseconds."""
-        while len(self._strangers) >= _MAX_STRANGERS:
+        while len(self._pending) >= _MAX_PENDING:
             self._room.clear()
-            task, oldest = next(iter(self._strangers.items()))
+            task, oldest = next(iter(self._pending.items()))
             left_s = oldest.since_s + _EVICT_AFTER_S - asyncio.get_running_loop().time()
             if left_s <= 0:
                 self._dismiss(task, "no hello yet, and others are waiting")
@@ -185,23 +183,23 @@ class Listener:
             _tune(connection)
             await self._greet(connection, partial(self._introduce, task))
         except OSError as error:
-            if (stranger := self._strangers.get(task)) is not None:
-                self._refusals.log(stranger.peer, render_trouble(error))
+            if (pending := self._pending.get(task)) is not None:
+                self._refusals.log(pending.peer, render_trouble(error))
 
     def _introduce(self, task: asyncio.Task[None]) -> None:
-        if (stranger := self._strangers.pop(task, None)) is not None:
-            stranger.timer.cancel()
+        if (pending := self._pending.pop(task, None)) is not None:
+            pending.timer.cancel()
             self._room.set()
 
     def _dismiss(self, task: asyncio.Task[None], why: str) -> None:
-        if (stranger := self._strangers.get(task)) is not None:
-            self._refusals.log(stranger.peer, why)
+        if (pending := self._pending.get(task)) is not None:
+            self._refusals.log(pending.peer, why)
             self._introduce(task)
             task.cancel()
 
     def _leave(self, task: asyncio.Task[None]) -> None:
         self._introduce(task)
-        self._guests.discard(task)
+        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a link ended with an internal error", exc_info=error)
 

@@ -40,7 +40,7 @@ class AttemptRanks:
     def __init__(self, node: Node, ranks: WorldRanks) -> None:
         self.ranks = ranks
         self._node = node
-        self._tell = node.tell
+        self._send_to_lead = node.send_to_lead
         self._done: set[int] = set()  # ranks that reported their outcome and wait for their peers
 
     @property
@@ -50,7 +50,7 @@ class AttemptRanks:
 
     def started(self, rank: int, pid: int) -> None:
         self.ranks.started(rank, pid)
-        self._tell(RankStarted(rank=rank, pid=pid))
+        self._send_to_lead(RankStarted(rank=rank, pid=pid))
 
     def exited(self, rank: LiveRank, code: int) -> None:
         """Report the outcome of a rank whose process has exited or could not be started."""
@@ -64,7 +64,7 @@ class AttemptRanks:
             )
         else:
             outcome = self._judge(rank, code)
-        self._tell(RankEnded(outcome=outcome))
+        self._send_to_lead(RankEnded(outcome=outcome))
 
     def _judge(self, rank: LiveRank, code: int) -> Outcome:
         context = self._node.context
@@ -74,7 +74,7 @@ class AttemptRanks:
             code,
             header=self._read_header(context.folder.result(self.ranks.number, rank.number)),
             error=read_error_file(error_path) if code else None,
-            owes_result=isinstance(context.plan.work, Function),
+            needs_result=isinstance(context.plan.work, Function),
         )
 
     @staticmethod
@@ -91,11 +91,11 @@ class AttemptRanks:
             self._note_done(message.rank)
             outcome, stopped_at_s = message.header.outcome(), self.ranks.stopped_at_s
             if stopped_at_s is None or outcome.at_s < stopped_at_s:
-                self._tell(RankEnded(outcome=outcome, exited=False))
+                self._send_to_lead(RankEnded(outcome=outcome, exited=False))
             return
         if isinstance(message, RankDone):
             self._note_done(message.rank)
-        self._tell(message)
+        self._send_to_lead(message)
 
     def _note_done(self, rank: int) -> None:
         self._done.add(rank)

@@ -22,7 +22,7 @@ from windlass.agent.fork_server_client import ForkServer
 from windlass.agent.link.payload_parts import Ship
 from windlass.agent.link.rank_channel import NodeEnd
 from windlass.agent.node.node import Node
-from windlass.agent.node.world_ranks import Echo, LiveRank, Tell, WorldRanks
+from windlass.agent.node.world_ranks import Echo, LiveRank, SendToLead, WorldRanks
 from windlass.agent.projects import Projects
 from windlass.errors import WindlassError
 from windlass.frameworks.framework import load_framework
@@ -67,19 +67,19 @@ class ComputeSetup:
         self.paths: list[str] = []  # import paths of the packages that the steps installed
         self._lock = asyncio.Lock()  # needed because the set-up of a cancelled call keeps running
 
-    async def apply(self, order: SetUpNode, say: Callable[[str], None]) -> bool:
+    async def apply(self, order: SetUpNode, emit: Callable[[str], None]) -> bool:
         """Run the steps that have not run yet. Return whether the fork server was restarted."""
         async with self._lock:
-            return await self._apply(order, say)
+            return await self._apply(order, emit)
 
-    async def _apply(self, order: SetUpNode, say: Callable[[str], None]) -> bool:
+    async def _apply(self, order: SetUpNode, emit: Callable[[str], None]) -> bool:
         env, steps, hidden = dict(order.env), list(order.steps), dict(order.hidden)
         if (env, steps, hidden) == (self._env, self._steps, self._hidden):
             return False
         given = {**os.environ, **self._context.plan.env, **env, **hidden}
         ranks_env = {name: value for name, value in given.items() if value is not None}
         if steps != self._steps:
-            self.paths = await self._run(steps, order.cwd, ranks_env, say) if steps else []
+            self.paths = await self._run(steps, order.cwd, ranks_env, emit) if steps else []
         self._env, self._steps, self._hidden = env, steps, hidden
         self._forks.close()
         paths = os.pathsep.join((*self.paths, ranks_env.get("PYTHONPATH", ""))).strip(os.pathsep)
@@ -88,13 +88,13 @@ class ComputeSetup:
         return True
 
     async def _run(
-        self, steps: list[ImageStep], cwd: str, env: dict[str, str], say: Callable[[str], None]
+        self, steps: list[ImageStep], cwd: str, env: dict[str, str], emit: Callable[[str], None]
     ) -> list[str]:
         from windlass.agent.image_steps import run_steps
 
         folder = self._context.folder.path
         return await run_steps(
-            steps, folder=folder, python=sys.executable, cwd=cwd, env=env, say=say
+            steps, folder=folder, python=sys.executable, cwd=cwd, env=env, emit=emit
         )
 
 
@@ -111,14 +111,16 @@ class RankCalls:
 
 
 class CallRanks:
-    """Ranks of one world on this node. With `keep`, they stay after a call. `tell` sends their messages."""
+    """Ranks of one world on this node. With `keep`, they stay after a call."""
 
     is_over = True
 
-    def __init__(self, ranks: WorldRanks, *, keep: bool, tell: Tell, echo: Echo | None) -> None:
+    def __init__(
+        self, ranks: WorldRanks, *, keep: bool, send_to_lead: SendToLead, echo: Echo | None
+    ) -> None:
         self.ranks = ranks
         self._keep = keep
-        self._tell = tell
+        self._send_to_lead = send_to_lead
         self._echo = echo
         self._calls: dict[int, RankCalls] = {}
         self._file = ""  # the payload of the current call, if this node must remove it
@@ -157,7 +159,7 @@ class CallRanks:
             calls.call, calls.has_answered, calls.answered = "", True, calls.call
             if self._file and not any(other.call for other in self._calls.values()):
                 self._forget_file()
-        self._tell(message.replaced(rank=rank), frame.body)
+        self._send_to_lead(message.replaced(rank=rank), frame.body)
 
     def _forget_file(self) -> None:
         forget(self._file)
@@ -165,7 +167,7 @@ class CallRanks:
 
     def _on_lines(self, rank: int, lines: bytes) -> None:
         number = self.ranks.number
-        self._tell(RankPrinted(world=number, rank=rank, call=self._calls[rank].call), lines)
+        self._send_to_lead(RankPrinted(world=number, rank=rank, call=self._calls[rank].call), lines)
         if self._echo is not None:
             self._echo(rank, number, lines)
 
@@ -187,9 +189,9 @@ class CallRanks:
             calls.has_answered and not self._keep
         )  # a rank that is not kept ends after its call
         if calls.call or (not is_expected and self.ranks.stopped_at_s is None):
-            outcome = self.ranks.judge(rank, code, owes_result=True)
+            outcome = self.ranks.judge(rank, code, needs_result=True)
             given = "" if calls.has_missed else calls.call
-            self._tell(RankEnded(outcome=outcome, answered=calls.answered, given=given))
+            self._send_to_lead(RankEnded(outcome=outcome, answered=calls.answered, given=given))
 
     def report(self, message: Message) -> None:
         """Ignore the report. Ranks that take calls send answers instead."""
@@ -257,7 +259,7 @@ class ComputeOrders:
         ranks = CallRanks(
             node.make_ranks(number, order.preload),
             keep=order.about.keep,
-            tell=self._send_answer,
+            send_to_lead=self._send_answer,
             echo=self._echo,
         )
         node.worlds[number] = ranks
@@ -288,18 +290,18 @@ class ComputeOrders:
         elif isinstance(order, RunCall):
             if order.is_ours:
                 payloads.forget(order.file)
-            self.node.tell(WorldAbsent(world=order.world))
+            self.node.send_to_lead(WorldAbsent(world=order.world))
 
     def _send_answer(self, message: Message, body: bytes = b"") -> None:
         """Send an answer. If it is in a file and the lead is on another machine, send the file in parts."""
         if self._ship and isinstance(message, (CallAnswer, CallItem)) and message.file:
             self._start(self._ship_answer(message, self._ship))
         else:
-            self.node.tell(message, body)
+            self.node.send_to_lead(message, body)
 
     async def _ship_answer(self, message: CallAnswer | CallItem, ship: Ship) -> None:
         await ship(message.file, message.file)
-        self.node.tell(message.replaced(payload=message.file))
+        self.node.send_to_lead(message.replaced(payload=message.file))
         os.unlink(message.file)
 
     # -- code and set-up -----------------------------------------------------------------------
@@ -310,12 +312,14 @@ class ComputeOrders:
             self.projects.apply(order, body)
         except (WindlassError, OSError) as error:
             report = report.replaced(error=str(error))
-        self.node.tell(report)
+        self.node.send_to_lead(report)
 
     async def _set_up(self, order: SetUpNode) -> None:
         report = NodeSetUp(digest=order.digest)
         try:
-            if await self._setup.apply(order, lambda line: self.node.tell(SettingUp(line=line))):
+            if await self._setup.apply(
+                order, lambda line: self.node.send_to_lead(SettingUp(line=line))
+            ):
                 self.node.forget_children()
         except WindlassError as error:
             report = report.replaced(error=error.message, hint=error.hint)
@@ -323,7 +327,7 @@ class ComputeOrders:
             report = report.replaced(error=str(error))
         except Exception as error:  # noqa: BLE001 - the lead waits for an answer even then
             report = report.replaced(error=f"{type(error).__name__}: {error}")
-        self.node.tell(report)
+        self.node.send_to_lead(report)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

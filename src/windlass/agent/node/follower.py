@@ -174,7 +174,7 @@ class Follower:
 
     def _end_ranks(self, link: Link) -> None:
         """End the ranks within the limit. Kill them now if this agent was unresponsive and is too late."""
-        limits = self._context.sight
+        limits = self._context.limits
         is_late = link.is_silent and link.silent_for_s > limits.fence_s + limits.slack_s
         self.node.stop(now=is_late, within_s=limits.cut_grace_s)
 
@@ -193,14 +193,14 @@ class Follower:
     async def _serve(self, link: Link) -> int:
         self._link, self._is_led = link, False
         self.node.introduce(self._make_join())
-        limits = self._context.sight
+        limits = self._context.limits
         fence_s = limits.fence_s
         if self._context.is_pod:
             link.watch(fence_s, clock=read_clock, stall_s=limits.silence_s)
         else:
             link.watch(fence_s)
         heart = asyncio.ensure_future(beat(link))
-        self.node.renew_lease(link.heard_s)  # before any order to start ranks
+        self.node.renew_lease(link.received_s)  # before any order to start ranks
         lease = asyncio.ensure_future(self._keep_lease(link))
         try:
             await link.listen(self._take)
@@ -225,7 +225,7 @@ class Follower:
     async def _keep_lease(self, link: Link) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            self.node.renew_lease(link.heard_s)
+            self.node.renew_lease(link.received_s)
 
     async def _hang_up(self, link: Link) -> None:
         """Close the link at the end of the job, otherwise abort it. A close means that no ranks remain."""

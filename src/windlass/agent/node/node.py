@@ -22,7 +22,7 @@ from windlass import names, processes, records
 from windlass.agent.agent_context import AgentContext
 from windlass.agent.fork_server_client import ForkServer
 from windlass.agent.node.rank_streams import RankStreams, share_room
-from windlass.agent.node.world_ranks import Echo, LiveRank, Tell, WorldRanks
+from windlass.agent.node.world_ranks import Echo, LiveRank, SendToLead, WorldRanks
 from windlass.errors import ProtocolError
 from windlass.frameworks.framework import load_framework
 from windlass.spec.work import Calls
@@ -64,9 +64,9 @@ logger = logging.getLogger(__name__)
 class NodeStores:
     """Stores by number. With `are_shared`, they outlive their ranks, and the loss of a store is reported."""
 
-    def __init__(self, forks: ForkServer, tell: Tell, *, are_shared: bool) -> None:
+    def __init__(self, forks: ForkServer, send_to_lead: SendToLead, *, are_shared: bool) -> None:
         self._forks = forks
-        self._tell = tell
+        self._send_to_lead = send_to_lead
         self._are_shared = are_shared
         self._waiting: list[OpenStore] = []  # wait until closing stores have freed their ports
         self._pids: dict[int, int | None] = {}  # None: requested but not forked yet
@@ -140,7 +140,7 @@ class NodeStores:
                 name: getattr(event, name) for name in ("address", "error", "note", "dashboard")
             }
             ready = ready.replaced(**details)
-        self._tell(ready)
+        self._send_to_lead(ready)
 
     def exited(self, pid: int) -> None:
         """Handle the exit of any process. It may be that of a store."""
@@ -164,9 +164,9 @@ class NodeStores:
         if number in self._unopened:
             self._unopened.discard(number)
             ready = StoreReady(number=number, port=0)
-            self._tell(ready.replaced(error=_DIED) if is_cluster else ready)
+            self._send_to_lead(ready.replaced(error=_DIED) if is_cluster else ready)
         elif self._are_shared or is_cluster:
-            self._tell(StoreGone(number=number))
+            self._send_to_lead(StoreGone(number=number))
 
 
 class ReportSocket:
@@ -229,10 +229,10 @@ class NodeWorld(Protocol):
 class Node:
     """Ranks of one node, grouped into worlds by number."""
 
-    def __init__(self, context: AgentContext, *, forks: ForkServer, send: Tell) -> None:
+    def __init__(self, context: AgentContext, *, forks: ForkServer, send: SendToLead) -> None:
         self.context = context
         self.forks = forks
-        self.tell = send
+        self.send_to_lead = send
         self.worlds: dict[int, NodeWorld] = {}
         self.memory: LeadHandover | None = None  # state to keep for the next lead
         self.echo: Echo | None = None  # receives the output of a framework's own processes
@@ -273,15 +273,15 @@ class Node:
         from windlass.agent.rank_lease import RankLease
 
         lease = RankLease.make()
-        backstop_s = context.sight.slack_s / 2
+        backstop_s = context.limits.slack_s / 2
         self.forks.guard(GuardRanks(backstop_s=backstop_s), lease.fd)
         return lease
 
-    def renew_lease(self, heard_s: float) -> None:
-        """Extend the lease of the ranks. `heard_s` is when the lead last sent something, by `read_clock`."""
+    def renew_lease(self, received_s: float) -> None:
+        """Extend the lease of the ranks. The lead last sent data at `received_s`, by `read_clock`."""
         if self._lease is not None:
             self._note_lapse()
-            self._lease.extend(heard_s + self.context.sight.ranks_gone_s)
+            self._lease.extend(received_s + self.context.limits.ranks_gone_s)
 
     def _note_lapse(self) -> None:
         """Mark the ranks as fenced if their lease lapsed. They did not fail, but this node was cut off."""
@@ -302,9 +302,9 @@ class Node:
 
     def introduce(self, about: JoinLead) -> None:
         """Join the lead, with the state that an earlier lead asked this node to keep."""
-        self.tell(about.replaced(memory=self.memory))
+        self.send_to_lead(about.replaced(memory=self.memory))
         if self._ready is not None:
-            self.tell(self._ready)
+            self.send_to_lead(self._ready)
 
     def _open_store(self, order: OpenStore) -> None:
         if order.cluster is not None:
@@ -337,7 +337,7 @@ class Node:
             if self._is_compute:
                 from windlass.wire.messages.computes import RankPrinted
 
-                self.tell(RankPrinted(world=0, rank=number, call=""), lines)
+                self.send_to_lead(RankPrinted(world=0, rank=number, call=""), lines)
             if self.echo is not None:
                 self.echo(number, attempt, lines)
 
@@ -382,7 +382,7 @@ class Node:
             os.close(end)
 
     def _on_log_trouble(self, message: str) -> None:
-        self.tell(NodeTrouble(reason=names.REASON_LOG_TRUNCATED, message=message))
+        self.send_to_lead(NodeTrouble(reason=names.REASON_LOG_TRUNCATED, message=message))
 
     # -- events of ranks -----------------------------------------------------------------------
 
@@ -411,7 +411,7 @@ class Node:
             culprit=event.culprit,
             num_threads=event.num_threads,
         )
-        self.tell(self._ready)
+        self.send_to_lead(self._ready)
 
     def _on_server_gone(self, _event: ForkServerGone) -> None:
         """Handle the death of the fork server. The next world starts a new one."""
@@ -421,7 +421,7 @@ class Node:
         if not self._is_compute:
             name = self.context.plan.nodes[self.context.index].name
             message = f"the fork server of {name} died, and its ranks with it"
-            self.tell(NodeTrouble(reason=names.REASON_FORK_SERVER_DIED, message=message))
+            self.send_to_lead(NodeTrouble(reason=names.REASON_FORK_SERVER_DIED, message=message))
 
     def forget_children(self) -> None:
         """Handle the loss of all processes that the fork server had forked."""
@@ -434,7 +434,7 @@ class Node:
 
     def _on_report(self, message: Any) -> None:
         if isinstance(message, RankReport):
-            self.tell(message)
+            self.send_to_lead(message)
         elif message.attempt in self.worlds:
             self.worlds[message.attempt].report(message)
 
@@ -474,7 +474,7 @@ class Node:
                 path.unlink(missing_ok=True)
         if not self._is_compute:
             self._stores.close(number)  # each attempt has its own
-        self.tell(WorldCleared(world=number, is_last=self._is_idle))
+        self.send_to_lead(WorldCleared(world=number, is_last=self._is_idle))
 
     @property
     def _is_idle(self) -> bool:

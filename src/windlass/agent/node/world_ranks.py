@@ -35,7 +35,7 @@ def judge_exit(
     code: int,
     header: ResultHeader | None,
     error: ErrorInfo | None,
-    owes_result: bool,
+    needs_result: bool,
     at_s: float,
     stopped_at_s: float | None,
     out_of_memory: bool,
@@ -48,7 +48,7 @@ def judge_exit(
     """
     outcome = Outcome(rank=rank, attempt=attempt, state=RankState.STOPPED, at_s=at_s)
     if code == 0 and (
-        not owes_result or (header is not None and header.state == RankState.RETURNED)
+        not needs_result or (header is not None and header.state == RankState.RETURNED)
     ):
         return replace(
             outcome, state=RankState.RETURNED, at_s=header.at_s if header else at_s, exit_code=0
@@ -92,7 +92,7 @@ def _read_message(message: Any) -> tuple[str, dict[str, Any]]:
     return str(message), {}
 
 
-class Tell(Protocol):
+class SendToLead(Protocol):
     """Function that sends a message to the lead."""
 
     def __call__(self, message: Message, body: bytes = b"") -> None: ...
@@ -147,7 +147,7 @@ class WorldRanks:
         rank: LiveRank,
         code: int,
         *,
-        owes_result: bool,
+        needs_result: bool,
         header: ResultHeader | None = None,
         error: ErrorInfo | None = None,
     ) -> Outcome:
@@ -166,7 +166,7 @@ class WorldRanks:
             code=code,
             header=header,
             error=error,
-            owes_result=owes_result,
+            needs_result=needs_result,
             at_s=time.time(),
             stopped_at_s=self.stopped_at_s,
             out_of_memory=processes.read_oom_kills() > self._oom_kills,

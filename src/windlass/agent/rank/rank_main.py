@@ -173,11 +173,11 @@ def enter_work(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: i
         rank=rank,
         attempt=attempt,
         root=plan["cwd"],
-        owes_result=work["kind"] == "function",
+        needs_result=work["kind"] == "function",
     )
     call = _make_call(plan, folder, framework.fill)
     step_aside(paths)
-    outcome.tell_running()
+    outcome.report_running()
     code = outcome.take(call, framework.explain)
     outcome.wait_for_peers(plan["peer_wait_s"])
     return code

@@ -131,10 +131,10 @@ class RankOutcome:
     """Reporter of one rank's outcome, to its result file and to its agent."""
 
     def __init__(
-        self, path: Path, *, rank: int, attempt: int, root: str, owes_result: bool
+        self, path: Path, *, rank: int, attempt: int, root: str, needs_result: bool
     ) -> None:
         self._path = path
-        self._owes_result = owes_result
+        self._needs_result = needs_result
         self._identity: dict[str, Any] = {"rank": rank, "attempt": attempt}
         self._root = root
         self._pid = os.getpid()
@@ -161,7 +161,7 @@ class RankOutcome:
         finally:
             del raised  # breaks the reference cycle between the exception and this frame
 
-    def tell_running(self) -> None:
+    def report_running(self) -> None:
         """Report that the user's code starts now."""
         self._notify(RankRunning(**self._identity, at_s=time.time()))
 
@@ -189,7 +189,7 @@ class RankOutcome:
             text, is_json, plain = describe_value(value)
             self._write(payload, state=RankState.RETURNED, repr=text, is_json=is_json, json=plain)
         except OSError as error:
-            if not self._owes_result:  # a full disk must not make a successful script fail
+            if not self._needs_result:  # a full disk must not make a successful script fail
                 return self._done()
             what = f"cannot write the result of {len(payload)} bytes: {error.strerror}"
             return self._raised(OSError(error.errno, what, str(self._path)))

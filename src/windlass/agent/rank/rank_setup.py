@@ -62,12 +62,12 @@ def run_prelude(job: JobFolder, *, rank: int, attempt: int) -> list[str]:
 
     folder = job.path
     work = run_steps(
-        steps, folder=folder, python=sys.executable, cwd=os.getcwd(), env=os.environ, say=_say
+        steps, folder=folder, python=sys.executable, cwd=os.getcwd(), env=os.environ, emit=_emit
     )
     try:
         paths = asyncio.run(work)
     except (StepFailed, OSError) as error:
-        _say(f"windlass: {error}")
+        _emit(f"windlass: {error}")
         _leave_error(job.result(attempt, rank), error, rank=rank, attempt=attempt)
         os._exit(1)
     _put_first("PYTHONPATH", paths)
@@ -93,7 +93,7 @@ def _put_first(variable: str, paths: list[str]) -> None:
     os.environ[variable] = os.pathsep.join([*paths, *([known] if known else [])])
 
 
-def _say(line: str) -> None:
+def _emit(line: str) -> None:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 

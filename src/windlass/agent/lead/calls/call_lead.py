@@ -21,13 +21,13 @@ from windlass.agent.lead.calls.call_state import Call, RankAnswer
 from windlass.agent.lead.calls.ready_nodes import ReadyNodes, make_setup
 from windlass.agent.lead.calls.world_pool import WorldPool
 from windlass.agent.lead.clusters import Cluster, Clusters, make_meeting_handlers
-from windlass.agent.lead.node_table import NodeNews, NodeTable, SendBody
+from windlass.agent.lead.node_table import NodeHandlers, NodeTable, SendBody
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.stores import Stores
 from windlass.agent.lead.world import Changes, WorldTable, keep_log
 from windlass.agent.link.payload_parts import Ship
 from windlass.agent.projects import Projects
-from windlass.agent.silence_limits import SIGHT, Parting, SilenceLimits
+from windlass.agent.silence_limits import DEFAULT_LIMITS, Disconnect, SilenceLimits
 from windlass.errors import WindlassError
 from windlass.plan.plan import Plan
 from windlass.wire.lead_handover import LeadHandover, Seat
@@ -71,7 +71,7 @@ class CallLead:
         *,
         address: str = "",
         incarnation: str = "",
-        sight: SilenceLimits = SIGHT,
+        limits: SilenceLimits = DEFAULT_LIMITS,
         projects: Projects | None = None,
         keeps_logs: bool = False,
     ) -> None:
@@ -79,7 +79,7 @@ class CallLead:
         self._keeps_logs = keeps_logs
         self._changed = Changes()
         self.nodes = NodeTable(
-            plan, status_writer, self._changed.set, incarnation=incarnation, sight=sight
+            plan, status_writer, self._changed.set, incarnation=incarnation, limits=limits
         )
         self.worlds = WorldTable(self.nodes)
         self.setup = make_setup({}, list(plan.work.steps))  # type: ignore[union-attr]
@@ -125,7 +125,7 @@ class CallLead:
     def _make_handlers(self, ready_nodes: ReadyNodes, stores: Stores) -> Handlers:
         """Return the handlers for messages from nodes."""
         return {
-            **NodeNews(self.nodes, self._status_writer).handlers,
+            **NodeHandlers(self.nodes, self._status_writer).handlers,
             **ready_nodes.handlers,
             **make_meeting_handlers(stores, self._clusters),
             WorldCleared: self.worlds.take_cleared,
@@ -211,9 +211,11 @@ class CallLead:
         self._handlers[type(message)](index, message, body)
         self._changed.set()
 
-    def lose(self, index: int, why: str = "", *, parting: Parting = Parting.CLOSED) -> None:
+    def lose(
+        self, index: int, why: str = "", *, disconnect: Disconnect = Disconnect.CLOSED
+    ) -> None:
         """Record the loss of a node and of its ranks in every world."""
-        if self.worlds.lose(index, why, parting) is not None and self.queue.current is not None:
+        if self.worlds.lose(index, why, disconnect) is not None and self.queue.current is not None:
             self.queue.current.lose_node(index, why)
         self._clusters.lose_node(index)
 
@@ -232,13 +234,13 @@ class CallLead:
             call.attempt.break_off(verdict)
             call.end()
 
-    def part(self, index: int) -> None:
+    def record_exit(self, index: int) -> None:
         """Record a leaving node's report that its ranks are dead."""
         self.lose(index)
 
-    def hear_farewell(self, seat: Seat, _memory: LeadHandover | None) -> None:
+    def take_farewell(self, seat: Seat, _memory: LeadHandover | None) -> None:
         """Record that an unreachable node has ended permanently and has no ranks."""
-        self.nodes.part(seat)
+        self.nodes.record_exit(seat)
 
     def scale(self, num_nodes: int) -> None:
         """Set the number of nodes. Does not end pods, because their creator does that."""

@@ -99,7 +99,7 @@ class CallHistory:
 
     def __init__(self) -> None:
         self._calls: OrderedDict[str, Call] = OrderedDict()
-        self._held = 0
+        self._kept_bytes = 0
         self.num_calls = 0
         # hashes of the IDs of calls that are no longer kept: the latest, and those before them
         self._past: set[int] = set()
@@ -136,10 +136,10 @@ class CallHistory:
 
     def drop_listener(self, link: Link) -> list[Call]:
         """Remove a disconnected client and return the calls that it listened to."""
-        heard = [c for c in self._calls.values() if any(one.link is link for one in c.listeners)]
-        for call in heard:
+        listened = [c for c in self._calls.values() if any(one.link is link for one in c.listeners)]
+        for call in listened:
             call.listeners = [other for other in call.listeners if other.link is not link]
-        return heard
+        return listened
 
     def recent(self) -> list[Call]:
         return list(self._calls.values())
@@ -156,8 +156,10 @@ class CallHistory:
 
     def settle(self, call: Call) -> None:
         """Count the answers of a finished call and drop the oldest calls. The newest one always stays."""
-        self._held += sum(answer.num_bytes for answer in call.answers.values())
-        while len(self._calls) > KEPT_CALLS or (self._held > KEPT_BYTES and len(self._calls) > 1):
+        self._kept_bytes += sum(answer.num_bytes for answer in call.answers.values())
+        while len(self._calls) > KEPT_CALLS or (
+            self._kept_bytes > KEPT_BYTES and len(self._calls) > 1
+        ):
             oldest = next(iter(self._calls.values()))
             if not oldest.is_final or oldest is call:
                 return
@@ -167,7 +169,7 @@ class CallHistory:
         del self._calls[call.id]
         self._remember(call.id)
         for answer in call.answers.values():
-            self._held -= answer.num_bytes
+            self._kept_bytes -= answer.num_bytes
         answered = [answer.file for answer in call.answers.values()]
         for path in (*answered, *(item.file for item in call.items), *call.unread):
             forget(path)

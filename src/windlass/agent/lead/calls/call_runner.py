@@ -17,7 +17,7 @@ from windlass.agent.lead.calls.ready_nodes import MustMake, NotReady
 from windlass.agent.lead.calls.world_pool import CLEAR_MARGIN_S, WorldPool
 from windlass.agent.lead.node_table import NodeTable
 from windlass.agent.lead.world import Changes, World, WorldTable, prune_logs
-from windlass.agent.silence_limits import Parting
+from windlass.agent.silence_limits import Disconnect
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.messages.calls import CallAgain, CallStarted
 from windlass.wire.messages.computes import RunCall
@@ -99,7 +99,7 @@ class CallRunner:
     def _send_back(self, call: Call) -> None:
         """Ask the client to repeat the call with the object's constructor. Fail the call if no client can."""
         if not call.listeners or call.asked.detach:  # listeners of a detached call cannot repeat it
-            why = f"the object of {call.asked.name} is gone with the processes that held it"
+            why = f"the object of {call.asked.name} was lost when its processes ended"
             kind = FailureKind.START_FAILED
             call.stop = make_job_verdict(self._nodes.plan, kind, why, at_s=time.time())
             return
@@ -121,8 +121,8 @@ class CallRunner:
 
     def _make_order(self, world: World, call: Call) -> RunCall:
         asked = call.asked
-        before, has_met = world.version, world.meeting is world.met
-        world.version, world.met = asked.version, world.meeting
+        before, has_meeting = world.version, world.meeting is world.sent_meeting
+        world.version, world.sent_meeting = asked.version, world.meeting
         return RunCall(
             id=call.id,
             world=world.number,
@@ -134,7 +134,7 @@ class CallRunner:
             reload=bool(world.slot) and asked.version != before,
             is_watched=asked.is_watched,
             sources=asked.sources,
-            meeting={} if has_met else self._pool.meet(world),
+            meeting={} if has_meeting else self._pool.make_meeting_env(world),
             part=world.meeting.next_part() if world.meeting else 0,
         )
 
@@ -148,7 +148,7 @@ class CallRunner:
         if world.slot and world.is_alive and call.stop is None:
             # kept ranks that all fail within this time stay alive
             await self._changed.until(lambda: attempt.is_done, timeout_s=2 * SETTLE_S)
-        await attempt.hear_cause(
+        await attempt.wait_for_cause(
             self._changed,
             lambda: attempt.is_done or call.stop is not None,
             timeout_s=self._nodes.plan.grace_s,
@@ -182,6 +182,6 @@ class CallRunner:
         if not await self._changed.until(lambda: world.is_cleared, timeout_s=limit_s):
             self._pool.dismiss(world, now=True)
             for index in set(world.nodes) - world.cleared:
-                self._lose(index, "it did not end its ranks", parting=Parting.CUT)
+                self._lose(index, "it did not end its ranks", disconnect=Disconnect.CUT)
         self._worlds.forget(world)
         prune_logs(self._folder, world.number)

@@ -160,9 +160,9 @@ class Call:
         Ranks forked for this call are not replaced, because new ones would fail in the same way. Ranks that
         held an object are not replaced for a detached call, because only a client could recreate the object.
         """
-        is_unseen = self.attempt is not None and len(self.unreached) == self.attempt.num_ranks
+        is_unreached = self.attempt is not None and len(self.unreached) == self.attempt.num_ranks
         can_make = not world.instance or not self.asked.detach
-        return is_unseen and can_make and self.stop is None and world.made_for != self.id
+        return is_unreached and can_make and self.stop is None and world.made_for != self.id
 
     def start_again(self) -> None:
         """Reset the call to its state before the first start."""

@@ -80,11 +80,11 @@ class ReadyNodes:
         """Wait until these nodes have joined and no unreachable node can still run ranks of earlier calls."""
         await self._wait_for_nodes(call, indexes)
         one_world = self._nodes.one_world
-        if unseen := one_world.unseen():
-            what = f"waiting for the ranks of unreachable {_name_nodes(unseen)} to end"
+        if unreachable := one_world.unreachable():
+            what = f"waiting for the ranks of unreachable {_name_nodes(unreachable)} to end"
             call.report_waiting(CallWaiting(id=call.id, what=what))
             await self._changed.until(
-                lambda: not one_world.unseen() or call.stop is not None, timeout_s=None
+                lambda: not one_world.unreachable() or call.stop is not None, timeout_s=None
             )
 
     async def _wait_for_nodes(self, call: Call, indexes: Sequence[int]) -> None:

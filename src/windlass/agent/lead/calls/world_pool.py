@@ -88,7 +88,7 @@ class WorldPool:
         world = self._slots.get(asked.slot) if asked.slot else self._spare
         if world is None or not world.is_alive or world.shape != call.shape:
             return None
-        if self._nodes.one_world.unseen():
+        if self._nodes.one_world.unreachable():
             return None
         if not asked.slot and self._has_grown(world, call):
             return None
@@ -96,7 +96,7 @@ class WorldPool:
             return None
         if not all(self._ready_nodes.is_up_to_date(index, asked) for index in world.nodes):
             return None
-        if not self._have_met(world, asked):
+        if not self._set_meeting(world, asked):
             return None
         if world is self._spare:
             self._spare = None
@@ -128,7 +128,7 @@ class WorldPool:
             if all(ready_nodes.is_up_to_date(index, asked) for index in indexes):
                 break  # otherwise a node was replaced meanwhile and has nothing yet
         made = self._make(call, plan)
-        self._have_met(made, asked)
+        self._set_meeting(made, asked)
         return made
 
     def _has_grown(self, world: World, call: Call) -> bool:
@@ -149,7 +149,7 @@ class WorldPool:
 
     # -- meeting points -----------------------------------------------------------------------
 
-    def meet(self, world: World) -> dict[str, str]:
+    def make_meeting_env(self, world: World) -> dict[str, str]:
         """Return the rendezvous variables of a world's ranks."""
         if world.meeting is None:
             return {}
@@ -160,12 +160,12 @@ class WorldPool:
             address = own or address
         return load_framework(world.plan.framework).make_call_env(place.describe(address))
 
-    def _have_met(self, world: World, asked: CallProfile) -> bool:
+    def _set_meeting(self, world: World, asked: CallProfile) -> bool:
         """Set the meeting point of a world if possible. Return False while the store is not open."""
         if world.meeting is not None:
             return True
         if not asked.store:
-            world.meeting = self._stores.hold_port(next(self._numbers))
+            world.meeting = self._stores.reserve_port(next(self._numbers))
             return True
         framework = world.plan.framework
         store = self._stores.find(framework) or self._clusters.find(framework)

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from windlass import names
-from windlass.agent.lead.attempt import SETTLE_S, Attempt, RankNews, StopRequest
+from windlass.agent.lead.attempt import SETTLE_S, Attempt, RankHandlers, StopRequest
 from windlass.agent.lead.clusters import Cluster, Clusters, MeetingPoint, make_meeting_handlers
 from windlass.agent.lead.jobs.next_attempt import Budget, Gathering
-from windlass.agent.lead.node_table import JoinedNode, NodeNews, NodeTable, SendBody
+from windlass.agent.lead.node_table import JoinedNode, NodeHandlers, NodeTable, SendBody
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.stores import Store, Stores
 from windlass.agent.lead.world import Changes, World, WorldTable
-from windlass.agent.silence_limits import SIGHT, Parting, SilenceLimits
+from windlass.agent.silence_limits import DEFAULT_LIMITS, Disconnect, SilenceLimits
 from windlass.frameworks.framework import load_framework
 from windlass.plan.plan import Plan
 from windlass.spec.work import Function
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 _STALL_S = 60.0  # stop waiting for files after this long without data
 
 
-class OwedResults:
+class RemainingFiles:
     """Files of ranks that the lead has requested from nodes, and the nodes that have sent all of them."""
 
     def __init__(self, nodes: NodeTable, changed: Changes, status_writer: StatusWriter) -> None:
@@ -64,12 +64,12 @@ class OwedResults:
 
         If all ranks have returned (`is_complete`), also wait for lost nodes that have not sent a result.
         """
-        owing: set[int] = set()
+        unsent: set[int] = set()
 
         def is_over() -> bool:
             self._ask_joined()
-            gone = {index for index in self._find_owing(attempt) if index not in self._nodes}
-            owing.update(gone if is_complete else ())
+            gone = {index for index in self._find_missing(attempt) if index not in self._nodes}
+            unsent.update(gone if is_complete else ())
             return self._flushed.issuperset(self._nodes.here()) and not (is_complete and gone)
 
         num_pieces = -1
@@ -77,8 +77,8 @@ class OwedResults:
             num_pieces = self._num_pieces
             if await self._changed.until(is_over, timeout_s=_STALL_S):
                 break
-        owing.update(set(self._nodes.here()) - self._flushed)
-        self._report_missing({i: r for i, r in self._find_owing(attempt).items() if i in owing})
+        unsent.update(set(self._nodes.here()) - self._flushed)
+        self._report_missing({i: r for i, r in self._find_missing(attempt).items() if i in unsent})
 
     def _ask_joined(self) -> None:
         for index in self._nodes.here():  # including nodes that have just reconnected
@@ -87,11 +87,11 @@ class OwedResults:
                 self._flushed.discard(index)
                 self._nodes.order(index, FlushFiles())
 
-    def _find_owing(self, attempt: Attempt) -> dict[int, list[int]]:
-        return find_owing(attempt, self._status_writer.folder)
+    def _find_missing(self, attempt: Attempt) -> dict[int, list[int]]:
+        return find_missing_results(attempt, self._status_writer.folder)
 
-    def _report_missing(self, owing: dict[int, list[int]]) -> None:
-        for index, ranks in owing.items():
+    def _report_missing(self, unsent: dict[int, list[int]]) -> None:
+        for index, ranks in unsent.items():
             why = f"sent nothing more for {_STALL_S:g} s" if index in self._nodes else "was lost"
             message = render_missing(self._nodes.plan.nodes[index].name, ranks, why)
             self._status_writer.add_condition("warning", names.REASON_RESULT_MISSING, message)
@@ -103,7 +103,7 @@ class OwedResults:
         self._num_pieces += 1
 
 
-def find_owing(attempt: Attempt, folder: JobFolder) -> dict[int, list[int]]:
+def find_missing_results(attempt: Attempt, folder: JobFolder) -> dict[int, list[int]]:
     """Return the ranks of an attempt whose results are missing, by node."""
     if not isinstance(attempt.world.work, Function) or attempt.number < 0:
         return {}
@@ -135,14 +135,14 @@ class JobLead:
         address: str = "",
         memory: LeadHandover | None = None,
         incarnation: str = "",
-        sight: SilenceLimits = SIGHT,
+        limits: SilenceLimits = DEFAULT_LIMITS,
     ) -> None:
         self._plan = plan
         self._status_writer = status_writer
         self._changed = Changes()
         self.stop = StopRequest()
         self.nodes = NodeTable(
-            plan, status_writer, self._changed.set, incarnation=incarnation, sight=sight
+            plan, status_writer, self._changed.set, incarnation=incarnation, limits=limits
         )
         self._worlds = WorldTable(self.nodes)
         self._world = World(-1, plan)  # none yet
@@ -158,13 +158,13 @@ class JobLead:
         self._gathering = Gathering(
             self.nodes, self.budget, self.stop, self._changed, status_writer, self._end_for_time
         )
-        self._owed_results = OwedResults(self.nodes, self._changed, status_writer)
-        self._ranks = RankNews(Attempt(-1, plan), status_writer)
+        self._remaining_files = RemainingFiles(self.nodes, self._changed, status_writer)
+        self._ranks = RankHandlers(Attempt(-1, plan), status_writer)
         self._handlers: Handlers = {
-            **NodeNews(self.nodes, status_writer).handlers,
+            **NodeHandlers(self.nodes, status_writer).handlers,
             **self._ranks.handlers,
             **make_meeting_handlers(self._stores, self._clusters),
-            **self._owed_results.handlers,
+            **self._remaining_files.handlers,
             WorldCleared: self._take_cleared,
         }
 
@@ -180,8 +180,8 @@ class JobLead:
     ) -> None:
         """Add a node that has joined, with the state that it kept of the previous lead."""
         self.nodes.join(index, send, about, ship)
-        if self.budget.hear(about.memory) and about.memory and about.lost_lead:
-            self.nodes.one_world.hear_of_lost_lead(about.memory, about.lost_lead)
+        if self.budget.add_reported(about.memory) and about.memory and about.lost_lead:
+            self.nodes.one_world.record_lost_lead(about.memory, about.lost_lead)
         self._check_python(index, about.python)
         self._clusters.check()
 
@@ -202,26 +202,28 @@ class JobLead:
         self._clusters.check()
         self._changed.set()
 
-    def lose(self, index: int, why: str = "", *, parting: Parting = Parting.CLOSED) -> None:
+    def lose(
+        self, index: int, why: str = "", *, disconnect: Disconnect = Disconnect.CLOSED
+    ) -> None:
         """Record the loss of a node. If it was cut off, its ranks may still run."""
-        node = self._worlds.lose(index, why, parting)
+        node = self._worlds.lose(index, why, disconnect)
         if node is not None:
-            is_cut = parting is Parting.CUT and self._world.is_cut
+            is_cut = disconnect is Disconnect.CUT and self._world.is_cut
             note = _render_loss(why, node)
             for outcome in list(self.attempt.lose_node(index, note, is_cut=is_cut)):
                 self._ranks.take(outcome, exited=True)
             self._clusters.lose_node(index)
 
-    def part(self, index: int) -> None:
+    def record_exit(self, index: int) -> None:
         """Record that a leaving node's ranks are dead, so that a later lead does not wait for the node."""
         self.lose(index)
         self._forget_gone()
 
-    def hear_farewell(self, seat: Seat, memory: LeadHandover | None) -> None:
+    def take_farewell(self, seat: Seat, memory: LeadHandover | None) -> None:
         """Record that an unreachable node has ended permanently, with the state of its lead."""
-        self.budget.hear(memory)
+        self.budget.add_reported(memory)
         logger.info("node %s of an earlier attempt has ended permanently", seat.index)
-        self.nodes.part(seat)
+        self.nodes.record_exit(seat)
 
     def _forget_gone(self) -> None:
         self.budget.memory = self.nodes.one_world.without_gone(self.budget.memory)
@@ -249,7 +251,7 @@ class JobLead:
         verdict = await self._run_attempts()
         if verdict is not None:
             self._status_writer.set_verdict(verdict, final=True)
-        await self._owed_results.collect(self.attempt, is_complete=verdict is None)
+        await self._remaining_files.collect(self.attempt, is_complete=verdict is None)
         if verdict is None:
             message = f"all {self.attempt.num_ranks} ranks returned"
             self._status_writer.set_phase(Phase.SUCCEEDED, names.REASON_ALL_RETURNED, message)
@@ -298,7 +300,7 @@ class JobLead:
         limit_s = self._plan.grace_s + _STOP_MARGIN_S
         if await self._changed.until(lambda: self._world.is_cleared, timeout_s=limit_s):
             one_world = self.nodes.one_world
-            one_world.lose(one_world.own, Parting.CLOSED)
+            one_world.lose(one_world.own, Disconnect.CLOSED)
             self._forget_gone()
 
     @property
@@ -387,7 +389,7 @@ class JobLead:
             self._stores.open(framework, attempt.number)
         store = self._stores.find(framework)
         if store is None:
-            return self._stores.hold_port(attempt.number)
+            return self._stores.reserve_port(attempt.number)
 
         def is_over() -> bool:
             return store.port is not None or self.stop.is_asked or attempt.has_failure
@@ -421,26 +423,26 @@ class JobLead:
         world = self._world
         why = self.stop.verdict.message if self.stop.verdict else "a rank failed"
         self._status_writer.set_phase(Phase.STOPPING, self._make_verdict(attempt).reason, why)
-        await self._hear_cause(attempt, lambda: attempt.are_all_done, self._plan.grace_s)
+        await self._wait_for_cause(attempt, lambda: attempt.are_all_done, self._plan.grace_s)
         self._worlds.end(world, now=self.stop.now, signum=self.stop.signal)
         await self._changed.until(lambda: world.is_cleared, timeout_s=SETTLE_S)
         settle_s = max(self._plan.grace_s, _SETTLE_LOST_S)
-        await self._hear_cause(attempt, lambda: world.is_cleared, settle_s)
+        await self._wait_for_cause(attempt, lambda: world.is_cleared, settle_s)
         verdict = self._make_verdict(attempt)
         if not world.is_cleared and (self.stop.is_asked or not self.budget.allows(verdict)):
             self._status_writer.set_verdict(verdict, final=True)
         limit_s = self._plan.grace_s + _STOP_MARGIN_S
         if not await self._changed.until(lambda: world.is_cleared, timeout_s=limit_s):
             for index in set(world.nodes) - world.cleared:
-                self.lose(index, "it did not stop its ranks", parting=Parting.CUT)
+                self.lose(index, "it did not stop its ranks", disconnect=Disconnect.CUT)
         # same cause, but now with the outcomes of the other ranks
         last = self._make_verdict(attempt)
         return last if verdict.rank in (None, last.rank) else verdict
 
-    async def _hear_cause(
+    async def _wait_for_cause(
         self, attempt: Attempt, is_over: Callable[[], bool], limit_s: float
     ) -> None:
-        await attempt.hear_cause(
+        await attempt.wait_for_cause(
             self._changed, lambda: self.stop.is_asked or is_over(), timeout_s=limit_s
         )
 

@@ -25,7 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class Budget:
-    """Counts of attempts and failures, under this lead and earlier ones."""
+    """Counts of attempts and failures, under this lead and earlier ones.
+
+    The counts used so far are in `memory`, which is handed to the next lead.
+    """
 
     def __init__(self, plan: Plan, memory: LeadHandover) -> None:
         self._plan = plan
@@ -35,7 +38,7 @@ class Budget:
         # by the wall clock, and by the monotonic clock
         self._deadline: tuple[float, float] | None = None
 
-    def hear(self, memory: LeadHandover | None) -> bool:
+    def add_reported(self, memory: LeadHandover | None) -> bool:
         """Keep a node's reported state. Return False if it is missing or not newer than this lead's own."""
         own = self.memory.attempt if self.has_begun else -1
         if memory is None or memory.attempt <= own:
