@@ -44,7 +44,11 @@ USAGE: list[tuple[list[str], str, str]] = [
     (["run", "work.py", "--nodes", "0"], "--nodes must be at least 1, found '0'", "nodes"),
     (["run", "work.py", "--procs", "two"], "--procs must be a whole number", "ranks"),
     (["run", "work.py", "--env", "NOVALUE"], "--env must be given as NAME=VALUE", ""),
-    (["run", "work.py", "--env", "1 2=3"], "is not a valid name of an environment variable", "--env"),
+    (
+        ["run", "work.py", "--env", "1 2=3"],
+        "is not a valid name of an environment variable",
+        "--env",
+    ),
     (["run", "work.py", "--timeout", "soon"], "--timeout must be a duration", "job"),
     (["run", "work.py", "--start", "forks"], "--start must be one of fork, spawn", ""),
     (["run", "work.py", "--engine", "locla"], "there is no engine 'locla'", "mean local?"),

@@ -85,7 +85,11 @@ def test_values_round_trip():
     ("value", "path", "why"),
     [
         (threading.Lock(), "result", "a lock cannot be pickled; make it where it is used"),
-        ({"k": [1, {"lock": threading.Lock()}]}, "result['k'][1]['lock']", "a lock cannot be pickled"),
+        (
+            {"k": [1, {"lock": threading.Lock()}]},
+            "result['k'][1]['lock']",
+            "a lock cannot be pickled",
+        ),
         ([0, (1, threading.RLock())], "result[1][1]", "a lock cannot be pickled"),
         (nest(threading.Lock(), 30), "result" + "[0]" * 30, "a lock cannot be pickled"),
         ([Slotted(threading.Lock())], "result[0].thing", "a lock cannot be pickled"),

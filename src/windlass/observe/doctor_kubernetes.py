@@ -160,20 +160,20 @@ def _check_operators(api: Api) -> Iterator[Check]:
 def _check_runtimes(api: Api, needed: Prerequisite) -> Iterator[Check]:
     """Check the objects that jobs are made from. Reading cluster-wide ones requires more than a Role."""
     own, names = needed.sources[0], list_sources(api, needed)
-    found = f"available: {', '.join(names)}" if names else "none found"
+    available = f"available: {', '.join(names)}" if names else "none found"
     for kind in needed.sources:
         if not kind.namespaced and not may(api, "get", kind.plural, group=kind.group):
             yield Check(
                 name="runtimes",
                 state="warn",
-                found=f"you may not get {kind.plural}; {found}",
+                found=f"you may not get {kind.plural}; {available}",
                 hint=f"name a {own.name} of namespace {api.namespace} with --runtime, or ask an admin of the "
                 "cluster for the ClusterRole below",
                 more=render_reader(kind),
             )
             return
     hint = "" if names else f"ask an admin of the cluster for a {own.name}"
-    yield Check(name="runtimes", state="ok" if names else "warn", found=found, hint=hint)
+    yield Check(name="runtimes", state="ok" if names else "warn", found=available, hint=hint)
 
 
 def _check_nodes(api: Api) -> Iterator[Check]:

@@ -181,7 +181,9 @@ def train(value, *more):
 def test_unpicklable_arguments_are_refused_by_name(project):
     with pytest.raises(BundleError, match=r"echo.*a lock cannot be pickled"):
         read_work_target(rank_work.echo, (threading.Lock(),), cwd=project)
-    with pytest.raises(BundleError, match=r"^train: value\['state'\]\[1\]: a lock cannot be pickled"):
+    with pytest.raises(
+        BundleError, match=r"^train: value\['state'\]\[1\]: a lock cannot be pickled"
+    ):
         read_work_target(train, args=({"state": [1, threading.Lock()]},), cwd=project)
     with pytest.raises(BundleError, match=r"^train: more\[0\]\['x'\]: a lock cannot be pickled"):
         read_work_target(train, args=(1, {"x": threading.Lock()}), cwd=project)
