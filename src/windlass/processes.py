@@ -100,7 +100,7 @@ def read_session(pid: int) -> int:
 
 
 def is_marked(pid: int, mark: bytes) -> bool:
-    """Return whether a process was started with `mark`, a NAME=value, in its environment."""
+    """Return whether a process was started with `mark` (`NAME=value`) in its environment."""
     try:
         return mark in _read(f"/proc/{pid}/environ").split(b"\0")
     except OSError:

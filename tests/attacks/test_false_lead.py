@@ -67,7 +67,7 @@ class FalseLead:
 
 
 def say_nothing(_visitor: socket.socket) -> None:
-    """Accept the connection and never answer."""
+    """Never answer an accepted connection."""
 
 
 def speak_plain(visitor: socket.socket) -> None:

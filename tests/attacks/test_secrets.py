@@ -89,7 +89,7 @@ def test_secret_of_a_compute_is_only_in_its_ranks(tmp_path, home, value, monkeyp
 
 
 def test_invalid_secret_name_does_not_reveal_the_value(tmp_path, value, monkeypatch):
-    """The error names a variable that is not allowed, without its value."""
+    """The error names the invalid variable without revealing its value."""
     import windlass as wl
 
     monkeypatch.setenv("WINDLASS_ENGINE", "local")

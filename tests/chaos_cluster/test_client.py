@@ -1,4 +1,7 @@
-"""A client is killed, interrupted, or cancels the job. The job ends, and nothing of it remains."""
+"""Tests in which the client is killed, is interrupted or cancels the job.
+
+The job must end and leave nothing behind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runner of the command line as a process, its result, and sample work."""
+"""Helpers that run the CLI in a subprocess, with its result and sample scripts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Names in documentation, docstrings and comments must exist: files, modules, commands and flags.
 
-A pointer is a name in backticks, or a `windlass` command in a code block. Files may be given by the end
-of their path (`lead/world.py`). Files of users and of images, which are no pointers, are listed below.
+A pointer is a name in backticks, or a `windlass` command in a code block. A file may be referred to by the
+end of its path (`lead/world.py`). Files of users and of images are not pointers. `NO_FILES` lists them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Short scripts that each exit in one way. `test_exits.py` runs them under python and windlass."""
+"""Short scripts that each exit in a different way.
+
+`test_exits.py` runs each under both python and windlass.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Ground:
 
     @property
     def short_ttl_s(self) -> float:
-        """An inactivity period that ends soon, but not while a client is connecting to new nodes."""
+        """An inactivity timeout that is short, but long enough for a client to connect to new nodes."""
         return 1.0 if self.space is None else 8.0
 
     @property

@@ -1,4 +1,6 @@
-"""Trainings that are killed at given steps, one after another in one job. Runs in the job's ranks.
+"""Training runs that are killed at given steps, one after another in one job.
+
+This module runs inside the job's ranks.
 
 A phase is one training of one case. It lasts until the training ends or a rank kills itself after a step.
 Each kill ends an attempt, and the next attempt runs the next phase. Each rank writes its record of a step

@@ -77,7 +77,7 @@ def test_object_call_after_the_test_killed_its_rank(warm, rank):
 @pytest.mark.local_only
 @pytest.mark.parametrize("late", [1, 0])
 def test_call_concurrent_with_the_end_of_a_rank(warm, late):
-    """A stopped agent, of the rank's node or the lead, sees both the call and the end when it resumes."""
+    """A paused agent (the lead or the rank's node) sees both the call and the rank's exit when it resumes."""
     counter = make_counter(warm)
     for _ in range(TIMES):
         ranks = counter.whoami()

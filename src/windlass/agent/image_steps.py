@@ -278,7 +278,7 @@ class Overlay:
         return [uv, "pip", "install", "--no-progress", "--python", self.python, *reinstall, *words]
 
     def find_uv(self, env: Mapping[str, str]) -> str | None:
-        """Return the path of uv, or None if it is missing or would ignore settings of pip."""
+        """Return the path to uv, or None if uv is missing or would ignore the user's pip settings."""
         settings = {name for name in env if name.startswith("PIP_")} - _HARMLESS
         configs = [Path(name.replace("~", env.get("HOME", "/"), 1)) for name in _CONFIGS]
         configs.append(self.folder / "pip.conf")

@@ -62,7 +62,7 @@ class NodePlace:
 
 
 def find_place(environ: Mapping[str, str], host: str) -> NodePlace:
-    """Return the place, read from `environ` and the host name. Raise EngineError if it is unknown."""
+    """Determine the agent's place from `environ` and the host name. Raise EngineError if it is unknown."""
     lead = _find(environ, *(source.lead for source in SOURCES))
     if lead is None:
         raise EngineError(

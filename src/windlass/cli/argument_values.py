@@ -87,9 +87,9 @@ ANY = ValueType(name="any")
 
 
 def make_type(annotation: str, default: object = ...) -> ValueType:
-    """Return the type of a parameter from its annotation, or else from its default.
+    """Infer a parameter's type from its annotation, or else from its default.
 
-    A parameter without a default has `...` as its default.
+    Pass `...` for a parameter without a default.
     """
     kind = _of_text(annotation) if annotation else ANY
     if kind.name == "any" and default is not ...:

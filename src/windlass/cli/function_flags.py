@@ -1,9 +1,9 @@
 """Flags from a function's own signature: `windlass run train.py::train --lr 1e-3`.
 
 The file is parsed with `ast` and never imported, so finding the flags neither loads torch nor runs user
-code. Help texts come from the docstring in Google, numpy or Sphinx style. Errors about a missing file or
-function suggest the nearest name. `cli.argument_values` converts words to values. `cli.prepare` separates
-the words for Windlass from those for the function.
+code. Help text comes from the docstring, in Google, NumPy or Sphinx style. Errors about a missing file or
+function suggest the nearest name. `cli.argument_values` converts arguments to values. `cli.prepare` separates
+Windlass's arguments from the function's.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class WaitLine:
             self._is_drawn = False
 
     def end(self) -> None:
-        """End the wait. The same message is printed again if it is waited for again."""
+        """End the wait and forget its message, so that a later wait prints it again."""
         self.erase()
         self._text = ""
 

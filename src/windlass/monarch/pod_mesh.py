@@ -34,7 +34,7 @@ def find_hosts(mesh_name: str, selector: str, namespace: str) -> list[str]:
 
 
 def make_addresses(pods: Sequence[Object]) -> list[str]:
-    """Return the addresses of the workers in these pods, ordered by the indexes in their labels. Pure."""
+    """Return the worker addresses of these pods, ordered by the index in each pod's labels."""
     live = [pod for pod in pods if not _is_over(pod)]
     by_index = {_read_rank(pod): pod for pod in sorted(live, key=_created)}
     if not by_index:

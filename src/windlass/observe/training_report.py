@@ -95,7 +95,7 @@ def read_sessions(path: Path) -> list[Session]:
 
 
 def _is_repeated(stretch: Stretch, session: Session) -> bool:
-    """Return whether a stretch repeats the last one, because meters were read twice without a step."""
+    """Return whether a stretch repeats the previous one, because no step ran between two readings."""
     return bool(session.stretches) and stretch.last_step <= session.stretches[-1].last_step
 
 

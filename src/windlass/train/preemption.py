@@ -44,7 +44,7 @@ class Preemption:
 
     @property
     def is_announced(self) -> bool:
-        """True if the process was asked to exit. This does not count as reading the notice."""
+        """True if the process was asked to exit. Reading this property does not acknowledge the notice."""
         return self._deadline_s is not None
 
     @property

@@ -126,7 +126,7 @@ def test_arguments_of_a_command_are_not_in_the_last_word(lead):
 
 
 def test_lead_stopped_after_the_end_exits_with_0(lead):
-    """Otherwise, draining a node would run a finished job again."""
+    """With any other exit code, draining a node would rerun a finished job."""
     one = lead(f"{make_result_command(LARGE)}", constants={"_FIRST_READER_S": 600.0})
     wait_for(one.is_final, "the job has ended")
     one.process.send_signal(signal.SIGTERM)

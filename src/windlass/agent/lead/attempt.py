@@ -38,7 +38,7 @@ def choose_first(plan: Plan, outcomes: Iterable[Outcome]) -> Outcome | None:
 
 
 def is_consequence(plan: Plan, outcome: Outcome) -> bool:
-    """Return whether a rank failed only because another did, according to its framework."""
+    """Return whether the framework considers this failure a consequence of another rank's failure."""
     error = outcome.error
     return error is not None and load_framework(plan.framework).is_consequence(error)
 

@@ -285,7 +285,7 @@ class LocalNodes:
         self._pids[index] = pid
 
     def end(self, index: int) -> None:
-        """Kill a silent agent and all processes below it."""
+        """Kill an unresponsive agent and all its descendants."""
         pid = self._pids.pop(index, 0)
         if pid:
             processes.kill_descendants(pid)

@@ -24,7 +24,7 @@ _READ_BYTES = 64 << 10  # larger read buffers are allocated and freed for every 
 
 
 class RankEnd:
-    """Rank's end of the channel. Receives without a time limit."""
+    """The rank's end of the channel. Receiving has no timeout."""
 
     def __init__(self, fd: int) -> None:
         self._link = BlockingLink(socket.socket(fileno=fd), NODE_TO_RANK, io_timeout_s=None)

@@ -45,7 +45,7 @@ def split_call(text: str) -> tuple[str, str]:
 
 
 def is_made_from(job_id: str, name: str) -> bool:
-    """Return whether a job of that name could have this ID."""
+    """Return whether a job named `name` could have this ID."""
     clean = _clean(name, MAX_ID - _TAIL - 1)
     return bool(clean) and job_id[: -_TAIL - 1] == clean and job_id[-_TAIL - 1] == "-"
 

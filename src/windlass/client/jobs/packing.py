@@ -40,7 +40,7 @@ _KEPT_BUNDLES = 8
 
 
 def needs_train(target: WorkTarget, cwd: Path) -> bool:
-    """Return whether the work imports the training library, as far as its source shows."""
+    """Return whether the work appears to import the training library, judging by its source."""
     work = target.work
     if isinstance(work, Command):
         return _is_named(work.argv, cwd)

@@ -253,11 +253,12 @@ Without a size the workers stay as they are."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """Description of one kind of object as an engine.
+    """Description of how an engine runs jobs as one kind of Kubernetes object.
 
-    The main object is created first and owns all others. Deleting it therefore deletes them, and a failed
-    submit leaves nothing behind. A kind with `start` is rendered suspended, and started when all other
-    objects exist. The pods of a kind without `start` wait for the job's Secret, which they mount.
+    The main object is created first and owns all others. Deleting it therefore deletes the others too, so a
+    failed submit leaves nothing behind. An object whose dialect has `start` is created suspended, and started
+    once all other objects exist. Without `start`, the pods wait until the job's Secret exists, because they
+    mount it.
     """
 
     name: str  # the engine's name

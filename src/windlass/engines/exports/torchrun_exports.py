@@ -1,7 +1,7 @@
-"""Plain exports with torchrun: an Indexed Job, a PyTorchJob or a TrainJob, as in their guides.
+"""Plain torchrun exports as an Indexed Job, PyTorchJob or TrainJob, following each project's guide.
 
-They run the same training without Windlass. The functions are pure, and `plain_export` lists them by
-engine.
+They run the same training without Windlass. The functions perform no I/O. `plain_export` maps each engine to
+its function.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _INDEX = "synced.json"  # size of each copied file, and its modification time he
 
 
 def sync_folder(folder: Path, url: str) -> int:
-    """Copy a folder to URL/<its name>, check the sizes, and return the number of copied files."""
+    """Copy a folder to URL/<folder name> and verify the sizes. Return the number of files copied."""
     store, root = open_store(url)
     root = f"{root.rstrip('/')}/{folder.name}"
     index = _read_index(store, f"{root}/{_INDEX}")

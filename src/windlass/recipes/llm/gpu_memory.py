@@ -180,7 +180,7 @@ def _format_rows(rows: int) -> str:
 
 
 def _count_share(options: LlmOptions, shape: Shape) -> int:
-    """Return the rows of a step that one rank computes."""
+    """Return the number of rows that each rank processes per step."""
     return max(1, -(-options.samples_per_step // shape.data_ranks))
 
 

@@ -117,7 +117,10 @@ class LlmTrainer(TorchTrainer):
         self.options = dataclasses.replace(self.options, flops_per_token=flops)
 
     def create_dataloaders(self) -> None:
-        """Tokenize the files once and pack them into rows."""
+        """Create the dataloaders from the tokenized files, reusing cached tokens.
+
+        Rows are packed if `pack` is set.
+        """
         tokenizer = load_tokenizer(self.tokenizer_folder)
         if len(tokenizer) > self.vocab_size:
             raise SpecError(
@@ -169,7 +172,7 @@ class LlmTrainer(TorchTrainer):
         return self.train_step(batch, batch_idx)
 
     def identity(self) -> dict[str, str]:
-        """Return the base model's fingerprint and the settings of its adapters."""
+        """Return what identifies this training run, such as the base model's fingerprint."""
         known = {**super().identity(), "the model": fingerprint_weights(self.source)}
         known["--lora"] = str(self.options.lora)
         if not self.options.lora:

@@ -240,7 +240,7 @@ def _read_here(reader: SampleReader, plans: Iterator[StepPlan]) -> Iterator[Read
 def _isolate_random_state(
     steps: Iterator[DataStep], *, keeps_state: bool
 ) -> Generator[DataStep, None, None]:
-    """Yield the steps, with the data's random numbers separate from the training's."""
+    """Yield the steps, keeping the data pipeline's random state separate from the training loop's."""
     side = SideRandom(keeps_state=keeps_state)
     while True:
         with side:

@@ -182,7 +182,7 @@ def _name(dataset: Any) -> str:
 
 
 class StreamReader:
-    """Reads the steps of one iterable dataset."""
+    """Reader for the steps of one iterable dataset."""
 
     def __init__(
         self, dataset: Any, cutting: Cutting, *, collate: Collate, seed: int | None

@@ -146,9 +146,9 @@ def _settle_buckets(module: DistributedDataParallel) -> None:
     """Make DDP arrange its buckets before the first step rather than after it.
 
     DDP starts with one bucket and arranges others in the order in which the first backward pass
-    computes gradients. Sums over three and more ranks are rounded by their place in a bucket. So the
-    first step of a resumed training would differ from the same step of an uninterrupted one. A
-    backward pass of zeros makes both start with the same buckets, in the model's reversed order.
+    computes gradients. With three or more ranks, the rounding of a gradient's sum depends on its position in
+    a bucket. So the first step of a resumed training would differ from the same step of an uninterrupted one.
+    A backward pass of zeros makes both start with the same buckets, in reverse model order.
     """
     trained = [p for p in module.module.parameters() if p.requires_grad]
     is_sparse = any(getattr(layer, "sparse", False) for layer in module.module.modules())

@@ -75,7 +75,7 @@ class TrackingUri:
 
 
 def read_tracking_uri(value: str, *, out: Path, has_databases: bool = True) -> TrackingUri:
-    """Return the address for a value of MLFLOW_TRACKING_URI.
+    """Return the tracking URI for a value of MLFLOW_TRACKING_URI.
 
     value: a path becomes a database in that folder. An empty value becomes a database in `out`.
     has_databases: False if the installed MLflow (mlflow-skinny) has no database support. Paths are then plain

@@ -80,7 +80,7 @@ class TorchTrainer:
         collate: Callable[[list[Any]], Any] | None = None,
         **settings: Any,
     ) -> None:
-        """Check the settings. Nothing is made or read before `fit`.
+        """Validate the settings. Nothing is built and no data is read until `fit`.
 
         config: a dict, a YAML or JSON file, or command-line flags (sys.argv[1:]). It overrides keywords.
         data: a dataset or a Loader.

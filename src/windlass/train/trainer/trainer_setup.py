@@ -280,7 +280,7 @@ def _update_type(trainer: TorchTrainer) -> type[StepUpdate]:
 
 
 def _lay_out(trainer: TorchTrainer) -> LaidOutModel:
-    """Lay the model out over the ranks and make its optimizer."""
+    """Distribute the model across the ranks and create its optimizer."""
     options = trainer.options
     derive_rng(seed=options.seed, step=0, rank=0, world_size=0)  # the same on every rank
     trainer.create_model_loss_optimizer()

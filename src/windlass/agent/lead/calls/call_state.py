@@ -266,7 +266,7 @@ class Call:
             self.unsent.append(answer)
 
     def report_waiting(self, message: Message) -> None:
-        """Report to all listeners what the call waits for."""
+        """Notify all listeners what the call is waiting for."""
         self.is_wait_reported = True
         self.send(message)
 

@@ -399,7 +399,7 @@ class Requests:
         return name_by_file(target, self._project.root) or target
 
     def _check(self, payload: bytes) -> None:
-        """Refuse a payload that the nodes could not load."""
+        """Raise SpecError if the nodes could not load the payload."""
         here = _MINOR
         if not self._nodes.is_remote and self._nodes.connections.python in ("", here):
             return

@@ -143,7 +143,7 @@ class LeadConnections:
                 connection.ask(message, timeout_s=_NOTIFY_TIMEOUT_S)
 
     def close(self) -> None:
-        """Close the free connections."""
+        """Close the idle connections."""
         for connection in self._free:
             connection.close()
         self._free.clear()

@@ -16,9 +16,9 @@ from windlass.spec.work import Calls
 
 
 def split_owner(text: str) -> tuple[str, str]:
-    """Split owner/name. An empty owner means this user.
+    """Split owner/name. An empty owner means the current user.
 
-    Names contain no slash, but user names of clusters may.
+    Compute names cannot contain slashes, but cluster user names can.
     """
     owner, _, name = text.rpartition("/")
     return owner, name
