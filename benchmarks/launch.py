@@ -94,7 +94,7 @@ def torchrun_command(script: Path, ranks: int, restarts: int) -> list[str]:
 def launched(
     contestant: Contestant, script: str, ranks: int, *, restarts: int = 0, imports: str = ""
 ) -> Iterator[Run]:
-    """Start a contestant and yield its run. Exit if it fails or leaves processes running."""
+    """Start a contestant and yield its run. Exit the benchmark if it fails or leaves processes running."""
     mark = f"{MARK}={uuid.uuid4().hex}"
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)

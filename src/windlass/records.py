@@ -149,7 +149,7 @@ def is_deep(value: Any) -> bool:
 
 
 def read(cls: type[T], data: Any) -> T:
-    """Build a dataclass, or a member of a union, from its JSON form. Raise ProtocolError if it is invalid."""
+    """Build a dataclass or union member from its JSON form. Raise ProtocolError if the JSON is invalid."""
     try:
         target: Any = cls
         built: T = _class_check(target)(data)

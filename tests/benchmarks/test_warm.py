@@ -1,4 +1,4 @@
-"""Evaluation of measurements by the benchmark of warm compute, and the answers it accepts."""
+"""Evaluation of measurements by the warm-compute benchmark, and the answers it accepts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Results of a training, and checks that they are correct.
+"""Results of a training run, and checks of their correctness.
 
-Reads the results of `training.train`. The expected weights are computed here without torch.distributed, so a
-wrong resume or a skipped or repeated step does not affect them.
+Reads the results of `training.train`. The expected weights are computed without torch.distributed, so resume
+errors and skipped or repeated steps cannot affect them.
 """
 
 from __future__ import annotations

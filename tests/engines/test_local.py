@@ -246,7 +246,7 @@ def test_client_judges_a_dead_lead(home):
 
 @pytest.fixture
 def small_disk(home):
-    """Mount the home on a disk of 512 KiB."""
+    """Mount a 512 KiB filesystem as the home directory."""
     if os.getuid() != 0 or shutil.which("mount") is None:
         pytest.skip("only root mounts a small disk")
     home.mkdir()

@@ -1,4 +1,4 @@
-"""Recordings of a real cluster in each kind of trouble, as JSON trimmed to the fields that are read."""
+"""Responses recorded from a real cluster for each kind of failure, as JSON trimmed to the used fields.
 
 from __future__ import annotations
 

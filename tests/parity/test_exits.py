@@ -1,6 +1,6 @@
-"""Exit status, output and hooks of scripts, compared between python and windlass.
+"""Exit status, output and exit hooks of scripts under python and under windlass.
 
-`windlass run` itself exits with 0 or 1. Its verdict says how the rank exited, and that is compared.
+`windlass run` itself exits with 0 or 1. The comparison uses its verdict, which records how the rank exited.
 """
 
 from __future__ import annotations

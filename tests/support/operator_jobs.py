@@ -55,7 +55,7 @@ def use_dialect(
 
 
 def make_work() -> Any:
-    """Return a local function, which is pickled by value because the pods do not have the tests."""
+    """Return a local function. It is pickled by value, because the test modules are not in the pods."""
 
     def wait_for_go(folder: str, fails: bool = False) -> str:
         import os

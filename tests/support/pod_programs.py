@@ -1,4 +1,4 @@
-"""Agent programs of a pod, run as local processes with folders, ports and limits that a test chooses.
+"""Runs a pod's agent programs as local processes, with folders, ports and limits chosen by the test.
 
 Usage: python pod_programs.py PROGRAM JSON. `agent` is an agent of any node. `container` is the real entry
 point of a pod. `follower` only follows, and `lead` only leads.

@@ -1,4 +1,4 @@
-"""Modules that set variables before they import torch: they take effect on nodes with preloaded torch."""
+"""Variables that a module sets before importing torch take effect even on nodes that preloaded torch."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def _fail(why: str) -> NoReturn:
 
 
 def _stay_if_ended(plan: dict[str, Any], environ: Mapping[str, str]) -> None:
-    """Stay until the pod is removed and then exit, if the job ended before this container started."""
+    """If the job ended before this container started, wait for the pod to be deleted, then exit."""
     from windlass.agent.pod_folder import find_end, pod_folder
 
     folder = pod_folder()

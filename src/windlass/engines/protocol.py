@@ -138,7 +138,7 @@ class Engine(Renderer, Protocol):
     ) -> list[tuple[ResultHeader, bytes] | None]:
         """Return each rank's result of the last attempt, in rank order.
 
-        Without `with_values` only the headers are read.
+        If `with_values` is false, read only the headers.
         """
 
     def open_port(self, ref: JobRef, port: int) -> socket.socket:

@@ -107,7 +107,7 @@ def _fill_nothing(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """One way to spread work over ranks."""
+    """A way to distribute work across ranks."""
 
     name: str
     preload: tuple[str, ...]  # preloaded without being requested, if the source imports it

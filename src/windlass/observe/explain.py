@@ -1,12 +1,12 @@
-"""A job explained as text: its timeline, its verdict, and why it waits, runs or failed.
+"""Text reports on a job: its timeline, its verdict, and the reason for its current state.
 
-The timeline lists the phases from submit to the first step and the end. The verdict names the rank that
-failed first, where and why. It also has the state of the other ranks and the next command to run. `explain`
-returns one sentence with details and advice, for any engine.
+The timeline lists the phases from submission through the first step to the end of the job. The verdict names
+the rank that failed first, where and why. It also reports the state of the other ranks and suggests the next
+command. `explain` returns one sentence with details and advice, for any engine.
 
 Performs no I/O: it renders a JobStatus (and the time) as text that is safe for a terminal. Engines report
-blockers as conditions of type `blocker`. The agent decides which rank is to blame. Callers choose colours and
-streams.
+blockers as conditions of type `blocker`. The agent determines which rank caused the failure. Callers choose
+the colours and the output stream.
 """
 
 from __future__ import annotations

@@ -356,7 +356,7 @@ def _check_range(
 
 
 def _read_patch(setting: Setting, raw: object, layer: Source) -> str | dict[str, object]:
-    """Return a table, YAML, or a file's path, relative to the folder of the setting's source."""
+    """Return a table, YAML text or a file path, resolved against the folder of the setting's source."""
     if isinstance(raw, os.PathLike):
         raw = os.fspath(raw)
     if isinstance(raw, Mapping):

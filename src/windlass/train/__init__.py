@@ -1,10 +1,10 @@
-"""Training library with the parts that users would otherwise write by hand around a model.
+"""Training library: the code around a model that users would otherwise write themselves.
 
     from windlass.train import get_context
 
-Runs in ranks, under `windlass run`, under plain torchrun, and in one process without a launcher. Windlass
-sends it with a job that imports it. It therefore imports only modules of the agent's archive, never the
-client or an engine. Names are loaded on first use. Only the modules that need torch import it.
+Runs in ranks under `windlass run` or plain torchrun, or in a single process without a launcher. Windlass
+ships it with every job that imports it. It therefore imports only modules from the agent's archive, never the
+client or an engine. Names are loaded on first use. torch is imported only by the modules that need it.
 """
 
 from __future__ import annotations

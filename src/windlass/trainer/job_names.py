@@ -93,7 +93,7 @@ class JobNames:
         return self._known[name]
 
     def list_all(self) -> list[TrainerJob]:
-        """Return all jobs that Windlass created in this place, newest first."""
+        """Return all jobs that Windlass created in this namespace, newest first."""
         by_ref = {str(one.job.ref): one for one in self._known.values()}
         return [by_ref.get(str(ref)) or self._read(ref) for ref in self._list_refs()]
 

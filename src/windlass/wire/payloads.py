@@ -118,7 +118,7 @@ def _shared_parent() -> Path:
 
 
 def remove_spills(job_id: str) -> None:
-    """Remove the payloads that a job's nodes on this machine left in shared memory."""
+    """Remove payloads left in shared memory by a job's nodes on this machine."""
     parent = _shared_parent()
     if not find_private_fault(parent):
         for path in parent.glob(f"{job_id}-*"):

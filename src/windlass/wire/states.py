@@ -59,7 +59,7 @@ class CallState(_TextEnum):
 
 
 class MomentName(_TextEnum):
-    """Events of the timeline, in the order they happen."""
+    """Timeline events, in the order in which they occur."""
 
     SUBMITTED = "submitted"
     QUEUED = "queued"

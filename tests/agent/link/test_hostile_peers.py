@@ -231,7 +231,10 @@ def open_files():
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts files in /proc")
 def test_silent_crowd_does_not_keep_an_honest_peer_out(files, caplog, monkeypatch):
-    """There are three times as many as places. The deadline is too long to help, so they must be evicted."""
+    """Three times as many silent peers connect as there are slots.
+
+    The hello timeout is too long to expire, so the listener must evict them.
+    """
     monkeypatch.setattr(endpoints, "_HELLO_TIMEOUT_S", 120.0)
     monkeypatch.setattr(tcp, "_EVICT_AFTER_S", 0.05)
     most = 0

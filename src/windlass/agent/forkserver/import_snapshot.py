@@ -93,7 +93,7 @@ class _Finder:
 
 
 class _Loader(SourceFileLoader):
-    """Source file loader that already has the byte code."""
+    """Source file loader whose bytecode is already in memory."""
 
     def __init__(self, name: str, path: str, code: bytes) -> None:
         super().__init__(name, path)

@@ -60,7 +60,7 @@ class _OtherNodes:
         self.check()
 
     def check(self) -> None:
-        """Send the order to each wanted node that has not received it."""
+        """Send the order to each wanted node that is prepared and has not yet received it."""
         for index in self._wanted:
             node = self._nodes.get(index)
             member = self._members.get(index)
@@ -274,7 +274,7 @@ class Clusters:
                 cluster.others.check()
 
     def close(self, framework: str) -> None:
-        """End the processes of a cluster. Later calls or attempts open another."""
+        """End a cluster's processes. The next call or attempt that needs a cluster opens a new one."""
         cluster = self._clusters.pop(framework)
         self._nodes.order(0, CloseStore(number=cluster.number))
         if cluster.others is not None:

@@ -92,7 +92,10 @@ class Store:
 
 
 class Stores:
-    """One store for each framework. A store is replaced after many calls, because data accumulates in it."""
+    """Stores on node 0, one per framework.
+
+    A store is replaced after many calls, because its data accumulates.
+    """
 
     def __init__(self, plan: Plan, address: str, nodes: NodeTable) -> None:
         self.address = plan.master_addr or address or LOOPBACK  # of node 0, for ranks

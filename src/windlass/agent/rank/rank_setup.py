@@ -99,7 +99,7 @@ def _emit(line: str) -> None:
 
 
 def lend_package(folder: Path) -> None:
-    """Make `import windlass` work in the command that replaces this process."""
+    """Make `import windlass` work in the command that this process execs."""
     archive = os.path.abspath(sys.argv[0])
     package = folder / "windlass"
     make_own(package, below=folder.parent)

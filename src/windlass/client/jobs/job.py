@@ -29,7 +29,7 @@ _POLL_S = 0.05
 
 
 class RemoteTraceback(Exception):
-    """Traceback of a rank, as its own Python printed it."""
+    """Traceback from a rank, exactly as its interpreter printed it."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

@@ -135,7 +135,7 @@ def judge_missing_object(observation: Observation, status: JobStatus) -> Ruling 
 
 
 def read_leftovers(observation: Observation, status: JobStatus) -> Ruling | None:
-    """Request the logs of an ended job, because node 0's log may contain its last status."""
+    """Request the logs of a finished job, because node 0's log may contain its final status."""
     is_due = _has_visibly_ended(observation) and not observation.client.has_leftovers
     return Ruling(status=status, lookup=Lookup.LEFTOVERS) if is_due else None
 

@@ -141,7 +141,7 @@ def _make_stateful_set(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Object:
 
 
 def split_documents(documents: Sequence[Object]) -> dict[str, list[Object]]:
-    """Return the documents by the names of the classic recipe's files, in the order to apply them."""
+    """Group the documents by file name, in the order to apply them."""
     files: dict[str, list[Object]] = {"train-rdzv.yaml": [], "stateful-set.yaml": []}
     for document in documents:
         is_service = document["kind"] == "Service"

@@ -79,7 +79,7 @@ def record_socket_folder(folder: JobFolder, sockets: Path) -> None:
 def find_socket_folder(folder: JobFolder) -> Path:
     """Return the folder of a job's sockets.
 
-    Raise `OSError` if it no longer exists, or `EngineError` if it is not ours.
+    Raise OSError if it no longer exists, or EngineError if it is not private to the current user.
     """
     with folder.sockets.open("rb") as file:
         path = Path(os.fsdecode(file.read(_MAX_PLACE_BYTES)))
@@ -103,7 +103,10 @@ def remove_socket_folder(folder: JobFolder) -> None:
 
 
 def dial_lead(folder: JobFolder, *, timeout_s: float | None = None) -> socket.socket:
-    """Return a connection to the lead. Raise EngineError if another user runs it."""
+    """Return a connection to the lead.
+
+    Raise EngineError if the lead or its folder belongs to another user.
+    """
     path = find_socket_folder(folder) / names.LEAD_SOCKET
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -45,7 +45,7 @@ class User:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterTarget:
-    """Cluster, user and namespace: everything that a connection needs."""
+    """Cluster, user and namespace to connect with."""
 
     server: str
     context: str

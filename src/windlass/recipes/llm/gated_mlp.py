@@ -115,7 +115,7 @@ def can_join(x: Tensor, first: Adapted, second: Adapted) -> bool:
 
 
 def adapted_mlp(x: Tensor, first: Adapted, second: Adapted) -> Tensor:
-    """Return `second(silu(gate) * up)`, where `first(x)` gives gate and up."""
+    """Return `second(silu(gate) * up)`, where `gate, up = first(x)`."""
     rank = max(*first.columns.ranks, *second.columns.ranks)
     sides = [side.to(x.dtype) for side in (*first.adapter, *second.adapter)]
     out: Tensor = _AdaptedMLP.apply(

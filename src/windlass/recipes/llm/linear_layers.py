@@ -167,7 +167,7 @@ def _sum_over_more(x: Tensor, right: Tensor, joined: Tensor) -> tuple[Tensor, Te
 
 
 def _add_beside(x: Tensor, joined: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first columns of `x joined` plus the other columns times `right`, then those columns."""
+    """Split `x @ joined` into `out` and `inner`, and return `(out + inner @ right, inner)`."""
     out, inner = (x @ joined).split([right.shape[1], right.shape[0]], dim=1)
     inner = inner.contiguous()  # a view would keep the whole product in memory
     return _add(out, inner @ right), inner

@@ -1,12 +1,12 @@
-"""Construction of the model to fine-tune: our Llama if it computes the same, otherwise Hugging Face's own.
+"""Construction of the model to fine-tune: our Llama if it is equivalent, otherwise the Hugging Face model.
 
 Both models have the same signature and return their loss, so one loop trains both. Trained weights are
 float32. With adapters, the base weights are frozen and checkpoints hold only the adapters. Called by
 `llm_trainer`.
 
-Our Llama loads its weights from a Hugging Face folder, and saves them to one that transformers can load.
-Names are the same in both. Weights are copied one by one from the memory-mapped files to the device, so there
-is never a second copy of the model. Needs safetensors, which is imported on use.
+Our Llama loads weights from a Hugging Face folder and saves them in a form that transformers can load.
+Parameter names are the same in both. Weights are copied one by one from the memory-mapped files to the
+device, so there is never a second copy of the model. Needs safetensors, which is imported on use.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 class HfCausalLM(nn.Module):
-    """Causal language model of transformers with the signature of our Llama."""
+    """Wrapper that gives a transformers causal language model the same signature as our Llama."""
 
     def __init__(self, hf: Any) -> None:
         super().__init__()

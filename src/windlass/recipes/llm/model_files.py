@@ -145,7 +145,7 @@ def _download_model(model: str, *, is_offline: bool) -> Path:
 
 
 def _is_cached(folder: Path) -> bool:
-    """Return whether a name that is not a folder is a hub id with an entry in the hub's cache."""
+    """Return whether `folder` is not a local path but the ID of a model in the Hugging Face cache."""
     if folder.exists() or folder.is_absolute() or len(folder.parts) != 2:
         return False
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()

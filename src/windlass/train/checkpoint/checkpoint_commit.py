@@ -317,7 +317,7 @@ def write_best(storage: Storage, best: BestStep) -> None:
 
 
 def find_best(storage: Storage) -> BestStep | None:
-    """Return the best step whose checkpoint exists."""
+    """Return the best step that still has a complete checkpoint, or None."""
     steps = _whole_steps(storage)
     return next((best for best in read_best(storage) if best.step in steps), None)
 

@@ -43,7 +43,7 @@ _OTHERS = "~"  # suffix of an entry's JSON
 @record
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrappedAt:
-    """Placeholder in an entry for a tensor of this class that is made of these parts."""
+    """Placeholder for a wrapper tensor: its class, and the tensors it is rebuilt from."""
 
     kind: type
     context: Any  # what the class needs besides its parts

@@ -62,7 +62,7 @@ class MlflowStore(Protocol):
     def set_status(self, run_id: str, status: str) -> None: ...
 
     def read_history(self, run_id: str, key: str) -> set[tuple[int, int]]:
-        """Return the time (in ms) and the step of each point of a metric."""
+        """Return the timestamp (in ms) and step of each logged value of a metric."""
 
 
 class LibraryStore:

@@ -51,7 +51,10 @@ class TrainLog:
         return self._sums.metric_names
 
     def step_done(self, step: Any) -> None:
-        """Count a step. Every `log_every` steps, request its numbers, which are logged one step later."""
+        """Record a finished step.
+
+        Every `log_every` steps, start collecting metrics, logged one step later.
+        """
         options, progress = self._trainer.options, self._trainer.progress
         tokens = step.global_samples * (options.tokens_per_sample or 0)
         self._meters.step(tokens=tokens, samples=step.global_samples, data_wait_s=self.data_wait_s)

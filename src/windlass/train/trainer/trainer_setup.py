@@ -332,7 +332,7 @@ def _check_further_ranks(trainer: TorchTrainer, further: Mapping[str, Any]) -> N
 
 
 def _make_scheduler(trainer: TorchTrainer) -> str:
-    """Make trainer.scheduler and return when it steps, "step", "epoch" or "validation"."""
+    """Create trainer.scheduler. Return how often it steps: "step", "epoch" or "validation"."""
     options = trainer.options
     if trainer.lr_scheduler is not None:
         if trainer.scheduler != "constant" or options.warmup:

@@ -94,7 +94,7 @@ class AttendCall(Message, kind="attend"):
 
 
 class EndCall(Message, kind="end_call"):
-    """End a call. With `interrupt`, its ranks receive it as Ctrl-C."""
+    """End a call. With `interrupt`, its ranks receive a KeyboardInterrupt, as on Ctrl-C."""
 
     id: str
     why: str = ""

@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Peer:
-    """Data that a peer has sent before the calls that use it."""
+    """Data that a peer sent ahead of the calls that use it."""
 
     parts: PartStore
     sync: tuple[SyncCode, bytes] | None = None

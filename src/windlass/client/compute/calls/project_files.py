@@ -249,7 +249,7 @@ class Project:
 
 
 class PlacedProject:
-    """Project that another process put on the nodes. Its files are not needed here."""
+    """Project that another process deployed to the nodes. Its files need not exist locally."""
 
     def __init__(self, place: ProjectPlace) -> None:
         self._place = place
