@@ -1,4 +1,4 @@
-"""Responses recorded from a real cluster for each kind of failure, as JSON trimmed to the used fields.
+"""Responses recorded from a real cluster for each kind of failure, as JSON trimmed to the used fields."""
 
 from __future__ import annotations
 
