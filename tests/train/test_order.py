@@ -54,7 +54,7 @@ def test_single_index_matches_a_slice() -> None:
     assert order[4000:4200] == whole[4000:4200]
     assert order[::-997] == whole[::-997]
     assert order[20:10] == []
-    with pytest.raises(IndexError, match="place 10000"):
+    with pytest.raises(IndexError, match="position 10000"):
         order[10_000]
 
 
