@@ -82,11 +82,11 @@ def test_volumes_are_found_by_name(monkeypatch):
     assert volume_path("shared-data") == "/data"
     with pytest.raises(
         wl.SpecError,
-        match="there is no volume 'other' here\n  hint: available volumes: shared_data",
+        match="volume 'other' not found on this node\n  hint: available volumes: shared_data",
     ):
         volume_path("other")
     monkeypatch.delenv("WINDLASS_VOLUME_SHARED_DATA")
-    with pytest.raises(wl.SpecError, match="hint: give the compute volumes="):
+    with pytest.raises(wl.SpecError, match="hint: pass volumes="):
         volume_path("shared-data")
 
 

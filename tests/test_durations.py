@@ -43,7 +43,7 @@ def test_durations(text, seconds):
     ],
 )
 def test_refused_durations(text):
-    with pytest.raises(SpecError, match="is not a duration"):
+    with pytest.raises(SpecError, match="invalid duration"):
         read_duration(text)
 
 

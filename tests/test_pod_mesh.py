@@ -38,7 +38,7 @@ def test_pod_may_define_its_port():
     ("pods", "message"),
     [
         ([make_pod(0), make_pod(1, ready="False")], "pod pod-1 is not ready"),
-        ([make_pod(0), make_pod(2)], "there is no pod of index 1"),
+        ([make_pod(0), make_pod(2)], "no pod has index 1"),
         ([make_pod(None)], "the index of pod pod-None is unknown"),
     ],
 )

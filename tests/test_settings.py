@@ -272,16 +272,16 @@ def test_values_of_flags(project, home, name, raw, expected):
     [
         ("nodes", 0, "--nodes must be at least 1, found 0"),
         ("nodes", "-2", "--nodes must be at least 1"),
-        ("nodes", "two", "--nodes must be a whole number, found 'two'"),
+        ("nodes", "two", "--nodes must be a whole number, not 'two'"),
         ("nodes", True, "--nodes must be a whole number"),
         ("nodes", 1.5, "--nodes must be a whole number"),
         ("nodes", "none", "--nodes must be a whole number"),
-        ("nodes", "3:2", "--nodes must be MIN:MAX with 1 <= MIN <= MAX, found '3:2'"),
+        ("nodes", "3:2", "--nodes must be MIN:MAX with 1 <= MIN <= MAX, not '3:2'"),
         ("nodes", "0:2", "--nodes must be MIN:MAX"),
         ("nodes", "1:2:3", "--nodes must be a whole number"),
         ("memory", True, "--memory must be a number, or text like 500m or 512Gi, found True"),
         ("memory", [1], "--memory must be a number, or text"),
-        ("in_image", "maybe", "--in-image must be true or false, found 'maybe'"),
+        ("in_image", "maybe", "--in-image must be true or false, not 'maybe'"),
         ("volumes", [1], "--volume must be a list of texts"),
         ("labels", ["x"], "--label must be given as NAME=VALUE"),
         ("spread", "wide", "--spread must be one of soft, hard, none"),
@@ -294,14 +294,14 @@ def test_values_of_flags(project, home, name, raw, expected):
         ("timeout_s", "5 parsecs", "--timeout must be a duration like 90, 90s, 5m"),
         ("timeout_s", [5], "--timeout must be a duration"),
         ("join_timeout_s", -1, "--join-timeout must be a duration"),
-        ("start", "threads", "--start must be one of fork, spawn, found 'threads'"),
+        ("start", "threads", "--start must be one of fork, spawn, not 'threads'"),
         ("engine", 3, "--engine must be text"),
         ("preload", [1], "--preload must be a list of texts"),
         ("env", ["A"], "--env must be given as NAME=VALUE"),
         ("env", ["=1"], "--env must be given as NAME=VALUE"),
         ("env", "A=1", "--env must be a table"),
         ("env", {"A": True}, "put A in quotes"),
-        ("nods", 1, "there is no setting 'nods'\n  hint: did you mean 'nodes'?"),
+        ("nods", 1, "unknown setting 'nods'\n  hint: did you mean 'nodes'?"),
     ],
 )
 def test_refused_flags(project, home, name, raw, message):
@@ -313,7 +313,7 @@ def test_refused_flags(project, home, name, raw, message):
     [
         ("nods = 2", "unknown setting 'nods' in {file}\n  hint: did you mean 'nodes'?"),
         ("zzz = 2", "unknown setting 'zzz' in {file}\n  hint: there are engine, nodes"),
-        ("nodes = '2'", "nodes in {file} must be a whole number, found '2'"),
+        ("nodes = '2'", "nodes in {file} must be a whole number, not '2'"),
         ("nodes = 0", "nodes in {file} must be at least 1"),
         ("nodes = '2:1'", "nodes in {file} must be MIN:MAX"),
         ("in_image = 'yes'", "in_image in {file} must be true or false"),
@@ -337,7 +337,7 @@ def test_mistake_in_a_file_is_reported_even_if_a_flag_wins(project, home):
 
 
 def test_refused_in_the_environment(project, home):
-    assert "WINDLASS_NODES must be a whole number, found 'x'" in refused(
+    assert "WINDLASS_NODES must be a whole number, not 'x'" in refused(
         project, home, environ={"WINDLASS_NODES": "x"}
     )
 

@@ -32,8 +32,8 @@ def pod_ips(quorum_workers: int | None = None, quorum_timeout: float = 60.0) -> 
     wanted = len(indexes) if quorum_workers is None else quorum_workers
     if not 1 <= wanted <= len(indexes):
         raise SpecError(
-            f"quorum_workers must be 1 to {len(indexes)}, the number of nodes, not {wanted}",
-            hint="leave it out to wait for all nodes",
+            f"quorum_workers must be between 1 and {len(indexes)}, the number of nodes, not {wanted}",
+            hint="omit it to wait for all nodes",
         )
     if names.POD_IP not in os.environ:  # not in a pod, so all nodes run on this machine
         return [_LOOPBACK] * len(indexes)
@@ -51,10 +51,10 @@ def volume_path(name: str) -> str:
     start = len(names.VOLUME)
     there = sorted(key[start:].lower() for key in os.environ if key.startswith(names.VOLUME))
     raise SpecError(
-        f"there is no volume {name!r} here",
+        f"volume {name!r} not found on this node",
         hint=f"available volumes: {', '.join(there)}"
         if there
-        else "give the compute volumes=[Volume(...)]",
+        else "pass volumes=[Volume(...)] to the compute",
     )
 
 
@@ -101,7 +101,7 @@ def _resolve(indexes: list[int], wanted: int, timeout_s: float) -> list[str]:
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise TimeoutError(
             f"{len(indexes) - len(missing)} of {len(indexes)} nodes have an address after {timeout_s:g} s, "
-            f"{wanted} are wanted; missing: {', '.join(missing[:_SHOWN])}{more}"
+            f"but {wanted} are required; missing: {', '.join(missing[:_SHOWN])}{more}"
         )
     return [address for address in hosts.values() if address]
 

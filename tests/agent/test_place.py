@@ -106,7 +106,7 @@ def test_a_malformed_number_of_nodes_is_named(value):
 
 
 def test_a_node_beyond_the_last_one():
-    with pytest.raises(EngineError, match="node 2, and there are only 2 nodes"):
+    with pytest.raises(EngineError, match="node 2, but there are only 2 nodes"):
         find_place({**LEAD, "PET_NODE_RANK": "2", "PET_NNODES": "2"}, HOST)
 
 

@@ -82,6 +82,6 @@ def test_old_python_is_reported(version):
 
 
 def test_a_missing_interpreter_is_refused(home):
-    with pytest.raises(wl.SpecError, match="there is no interpreter 'no-such-python'"):
+    with pytest.raises(wl.SpecError, match="Python interpreter 'no-such-python' not found"):
         wl.run(work.rank, python="no-such-python")
     assert not (home / "jobs").exists()

@@ -56,7 +56,7 @@ def test_complete_forged_upload_is_refused(tmp_path):
         evil = await scene.visit(None, has={})
         send(evil, names.PAYLOAD_FILE, EVIL, total_bytes=len(EVIL))
         await until(lambda: evil.find("refused"), "it is refused")
-        assert "is not the one that was planned" in evil.find("refused")["why"]
+        assert "differs from the one in the plan" in evil.find("refused")["why"]
         assert not scene.folder.payload.exists()
         good = await scene.visit(None, has={})
         send(good, names.PAYLOAD_FILE, GOOD, total_bytes=len(GOOD))

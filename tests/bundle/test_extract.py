@@ -108,7 +108,7 @@ def test_link_through_a_link_made_by_user_code_is_refused(tmp_path: Path) -> Non
     dest = tmp_path / "dest"
     dest.mkdir()
     (dest / "data").symlink_to(tmp_path / "out")
-    with pytest.raises(BundleError, match="would leave"):
+    with pytest.raises(BundleError, match="would point outside"):
         extract(archive_of(delta_of([link_of("l", "data/x")]), {}), dest)
     assert not (dest / "l").is_symlink()
 

@@ -73,7 +73,7 @@ def test_file_as_root_is_refused(home: Path) -> None:
 def test_link_cycle_is_reported(home: Path) -> None:
     (home / "a").symlink_to("b")
     (home / "b").symlink_to("a")
-    with pytest.raises(BundleError, match="cannot be read"):
+    with pytest.raises(BundleError, match="cannot read"):
         find_root(home / "a")
 
 

@@ -12,9 +12,9 @@ from cli.process import Ran
 Cli = Callable[..., Ran]
 
 USAGE: list[tuple[list[str], str, str]] = [
-    (["rnu", "x"], "there is no command 'rnu'", "did you mean windlass run?"),
+    (["rnu", "x"], "unknown command 'rnu'", "did you mean windlass run?"),
     *(
-        ([word, "x"], f"there is no command {word!r}", f"did you mean windlass {meant}?")
+        ([word, "x"], f"unknown command {word!r}", f"did you mean windlass {meant}?")
         for word, meant in {
             "kill": "cancel",
             "stop": "cancel",
@@ -25,41 +25,45 @@ USAGE: list[tuple[list[str], str, str]] = [
             "ps": "ls",
         }.items()
     ),
-    (["work.py"], "there is no command 'work.py'", "did you mean windlass run work.py?"),
-    (["--versoin"], "there is no option --versoin", "did you mean --version?"),
-    (["ls", "--jsno"], "there is no option --jsno", "did you mean --json?"),
-    (["run", "--nodse", "2", "work.py"], "there is no option --nodse", "did you mean --nodes?"),
+    (["work.py"], "unknown command 'work.py'", "did you mean windlass run work.py?"),
+    (["--versoin"], "unknown option --versoin", "did you mean --version?"),
+    (["ls", "--jsno"], "unknown option --jsno", "did you mean --json?"),
+    (["run", "--nodse", "2", "work.py"], "unknown option --nodse", "did you mean --nodes?"),
     (["run"], "there is nothing to run", "windlass run train.py"),
-    (["run", "-m"], "-m needs the name of a module", "windlass run -m"),
-    (["run", "wrok.py"], "there is no script wrok.py", "did you mean work.py?"),
-    (["run", "no-such-command"], "there is no script and no command", "work.py"),
-    (["run", "."], ". is a folder", "name a script in it"),
-    (["run", "work.py::ad"], "there is no function 'ad'", "did you mean 'add'?"),
-    (["run", "work.py::"], "is not the name of a function", "FILE.py::FUNCTION"),
+    (["run", "-m"], "-m requires the name of a module", "windlass run -m"),
+    (["run", "wrok.py"], "script not found: wrok.py", "did you mean work.py?"),
+    (["run", "no-such-command"], "no script or command named", "work.py"),
+    (["run", "."], ". is a folder", "run a script in it"),
+    (["run", "work.py::ad"], "function 'ad' not found", "did you mean 'add'?"),
+    (["run", "work.py::"], "invalid function name", "FILE.py::FUNCTION"),
     (["run", "work.py::add"], "add needs --a (int)", "usage: windlass run"),
-    (["run", "work.py::add", "x"], "a must be int, found 'x'", "usage"),
+    (["run", "work.py::add", "x"], "a must be int, not 'x'", "usage"),
     (["run", "work.py::add", "1", "--bb", "2"], "add has no flag --bb", "did you mean --b?"),
     (["run", "work.py::add", "1", "--nods", "2"], "add has no flag --nods", "mean --nodes?"),
     (["run", "work.py", "--nodes"], "--nodes needs a value", ""),
-    (["run", "work.py", "--nodes", "0"], "--nodes must be at least 1, found '0'", "nodes"),
+    (["run", "work.py", "--nodes", "0"], "--nodes must be at least 1, not '0'", "nodes"),
     (["run", "work.py", "--procs", "two"], "--procs must be a whole number", "ranks"),
     (["run", "work.py", "--env", "NOVALUE"], "--env must be given as NAME=VALUE", ""),
     (
         ["run", "work.py", "--env", "1 2=3"],
-        "is not a valid name of an environment variable",
+        "invalid environment variable name",
         "--env",
     ),
     (["run", "work.py", "--timeout", "soon"], "--timeout must be a duration", "job"),
     (["run", "work.py", "--start", "forks"], "--start must be one of fork, spawn", ""),
-    (["run", "work.py", "--engine", "locla"], "there is no engine 'locla'", "mean local?"),
+    (["run", "work.py", "--engine", "locla"], "unknown engine 'locla'", "mean local?"),
     (["run", "work.py", "--python", "no-python"], "no interpreter 'no-python'", "Python"),
     (["status"], "JOB is missing", "usage: windlass status"),
-    (["status", "absent"], "there is no job 'absent' here", "windlass ls"),
-    (["status", "mars://x"], "there is no engine 'mars'", "local"),
-    (["logs", "absent", "--grep", "("], "--grep '(' is not a regular expression", "backslash"),
+    (["status", "absent"], "job 'absent' not found on this machine", "windlass ls"),
+    (["status", "mars://x"], "unknown engine 'mars'", "local"),
+    (
+        ["logs", "absent", "--grep", "("],
+        "--grep '(' is not a valid regular expression",
+        "backslash",
+    ),
     (["logs", "absent", "--since", "soon"], "--since 'soon' is neither", "5m"),
     (["logs", "absent", "--rank", "x"], "'x' is not a valid integer", "usage"),
-    (["wait", "absent", "--timeout", "soon"], "--timeout: 'soon' is not a duration", "90s"),
+    (["wait", "absent", "--timeout", "soon"], "--timeout: invalid duration 'soon'", "90s"),
     (["completion", "tcsh"], "'tcsh' is not one of", "usage"),
 ]
 
@@ -85,7 +89,7 @@ def test_missing_jobs_and_ranks(windlass: Cli) -> None:
         ran = windlass(*words)
         assert ran.code == 2
         assert "0 only" in ran.err
-    assert "there is no rank -1" in windlass("result", job_id, "--rank", "-1").err
+    assert "rank -1 does not exist" in windlass("result", job_id, "--rank", "-1").err
     windlass("run", "--", "true")
     assert windlass("status", "true").code == 2
 
@@ -95,7 +99,7 @@ def test_misspelt_flag_is_refused_unless_it_belongs_to_the_target(
 ) -> None:
     ran = windlass("run", "show_args.py", "--nodse", "2")
     assert ran.code == 2
-    assert "there is no flag --nodse" in ran.err
+    assert "unknown flag --nodse" in ran.err
     assert (
         "did you mean --nodes? to pass it to show_args.py, write: show_args.py -- --nodse"
         in ran.err
@@ -111,7 +115,7 @@ def test_misspelt_flag_is_refused_unless_it_belongs_to_the_target(
 @pytest.mark.skipif(os.getuid() == 0, reason="root reads everything")
 def test_a_script_that_cannot_be_read(windlass: Cli, project: Path) -> None:
     (project / "work.py").chmod(0)
-    assert "cannot be read" in windlass("run", "work.py").err
+    assert "cannot read" in windlass("run", "work.py").err
 
 
 def test_a_script_with_a_mistake(windlass: Cli, project: Path) -> None:
@@ -158,7 +162,7 @@ def test_variables_that_ranks_get_from_us_cannot_be_set(windlass: Cli, project: 
 def test_a_variable_without_a_value_is_shown_as_it_was_typed(windlass: Cli, project: Path) -> None:
     ran = windlass("run", "show_args.py", "--env", "FOO")
     assert ran.code == 2
-    assert "--env must be given as NAME=VALUE, found 'FOO'" in ran.err
+    assert "--env must be given as NAME=VALUE, not 'FOO'" in ran.err
     assert "{}" not in ran.err
 
 

@@ -82,7 +82,7 @@ def test_rm_by_name_and_by_id(local: Cli, submit: Callable[..., list[str]]) -> N
     job_id = call.rpartition(".")[0]
     wrong = local("compute", "rm", "nodes", "nods")
     assert (wrong.code, wrong.out) == (2, "")
-    assert "there is no compute 'nods'" in wrong.err
+    assert "compute 'nods' not found" in wrong.err
     assert "did you mean nodes?" in wrong.err
     refused = local("compute", "rm", "--all")
     assert refused.code == 2
@@ -122,9 +122,9 @@ def test_scale(local: Cli, submit: Callable[..., list[str]]) -> None:
     [
         (("scale", "nodes", "0"), "0 is not in the range"),
         (("scale", "nodes"), "N is missing"),
-        (("scale", "nodes", "2"), "there is no compute 'nodes'"),
-        (("rm",), "name the computes to end"),
-        (("rm", "one", "--all"), "name the computes to end"),
+        (("scale", "nodes", "2"), "compute 'nodes' not found"),
+        (("rm",), "no compute given"),
+        (("rm", "one", "--all"), "no compute given"),
         (("lst",), "did you mean windlass compute ls?"),
     ],
 )

@@ -169,8 +169,8 @@ def run_python(path):
         ),
         ("import sys\nsys.exit(3)\n", "bad.py", "bad.py, line 2, raised SystemExit: 3", "__main__"),
         ("", "sys.py", "has the name of a module that is already loaded", "rename the script"),
-        ("", "a.b.py", "'a.b' is not the name of a module", "rename it"),
-        (None, "none.py", "there is no script none.py", ""),
+        ("", "a.b.py", "'a.b' is not a valid module name", "rename it"),
+        (None, "none.py", "script not found: none.py", ""),
     ],
 )
 def test_mistakes_are_reported(local, project, source, words, expected, hint):

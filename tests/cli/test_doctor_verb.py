@@ -82,7 +82,7 @@ def test_roles_of_several_engines_are_joined_under_unique_names(windlass: Cli) -
 def test_unknown_engine(windlass: Cli) -> None:
     ran = windlass("doctor", "-e", "nowhere")
     assert ran.code == 2
-    assert "there is no engine 'nowhere'" in ran.err
+    assert "unknown engine 'nowhere'" in ran.err
     assert "kubernetes" in ran.err
 
 

@@ -168,7 +168,7 @@ def test_pod_flags_are_refused_without_pods(
     for target in ("train.py", "train.py::main"):
         assert main(["run", target, *words, "--dry-run"]) == 2
         errors = capsys.readouterr().err
-        assert f"{words[0]} is for pods, and the engine local has none" in errors
+        assert f"{words[0]} is for pods, but the engine local has none" in errors
         assert "-e kubernetes" in errors
 
 

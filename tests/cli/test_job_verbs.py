@@ -124,7 +124,7 @@ def test_job_name_with_a_dot_is_not_a_call(windlass: Cli) -> None:
         assert windlass("status", name, "--json").json["job_id"] == job_id
     missing = windlass("status", "exp-v1.9")
     assert missing.code == 2
-    assert "there is no job 'exp-v1.9'" in missing.err
+    assert "job 'exp-v1.9' not found" in missing.err
 
 
 def test_result_of_a_failure(windlass: Cli, failed: str) -> None:

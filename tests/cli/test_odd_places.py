@@ -101,7 +101,7 @@ def test_cache_that_cannot_be_created(place):
     (place / "file").touch()
     ran = _shell("windlass run hello.py", XDG_CACHE_HOME=str(place / "file"))
     assert ran.returncode == 3
-    assert "cannot keep the agent at" in ran.stderr
+    assert "cannot store the agent at" in ran.stderr
     assert "XDG_CACHE_HOME" in ran.stderr
 
 

@@ -73,6 +73,6 @@ def test_the_output_folder_of_a_job(windlass: Cli, project: Path) -> None:
 def test_folders_without_a_training(windlass: Cli, tmp_path: Path) -> None:
     ran = windlass("report", str(tmp_path))
     assert ran.code == 2
-    assert f"there is no metrics.jsonl in {tmp_path}" in ran.err
+    assert f"no metrics.jsonl found in {tmp_path}" in ran.err
     assert "windlass.train writes it" in ran.err
     assert windlass("report", "nothing-here").code == 2

@@ -111,7 +111,7 @@ def test_a_function_under_a_condition_and_the_last_of_two(write):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("trian", "there is no function 'trian' in {path}\n  hint: did you mean 'train'?"),
+        ("trian", "function 'trian' not found in {path}\n  hint: did you mean 'train'?"),
         ("xyz", "hint: functions there: coro, train"),
         ("Model", "Model in {path} is not written with `def`"),
         ("made", "made in {path} is not written with `def`"),
@@ -163,13 +163,13 @@ def test_invalid_escape_does_not_warn(write):
         ("trian.py", "did you mean {folder}/train.py?"),
         ("train", "did you mean {folder}/train.py?"),
         ("zzzzzz.xy", "Python files there: train.py"),
-        ("no/train.py", "there is no folder {folder}/no either"),
-        ("train.py/x.py", "there is no folder {folder}/train.py either"),
+        ("no/train.py", "the folder {folder}/no does not exist either"),
+        ("train.py/x.py", "the folder {folder}/train.py does not exist either"),
     ],
 )
 def test_a_missing_file(write, tmp_path, asked, hint):
     write(TRAIN)
-    with pytest.raises(SpecError, match="there is no file") as caught:
+    with pytest.raises(SpecError, match="file not found") as caught:
         read_signature(tmp_path / asked, "train")
     assert caught.value.hint == hint.format(folder=tmp_path)
 
@@ -227,26 +227,29 @@ def test_switch_does_not_consume_the_next_argument(train):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "train needs --data (path)\n  hint: usage: windlass run "),
+        ([], "train requires --data (path)\n  hint: usage: windlass run "),
         (["d", "--lrr", "1"], "train has no flag --lrr\n  hint: did you mean --lr?"),
         (["d", "--batchsize=1"], "did you mean --batch-size?"),
         (["d", "--no-shufle"], "did you mean --no-shuffle?"),
         (["d", "--no-lr"], "train has no flag --no-lr"),
         (["d", "-l"], "train has no flag -l"),
         (["d", "--"], "train has no flag --"),
-        (["d", "--lr", "fast"], "--lr must be float, found 'fast'"),
-        (["d", "--batch-size", "1.5"], "--batch-size must be int, found '1.5'"),
-        (["d", "--mode", "slow"], "--mode must be fast|safe, found 'slow'"),
-        (["d", "--layers", "1", "--layers", "x"], "--layers must be list[int], found '1' 'x'"),
-        (["d", "--betas", "1"], "--betas must be tuple[float, float], found '1'"),
-        (["d", "--config", "a=1"], "--config must be json, found 'a=1'"),
-        (["d", "--shuffle=maybe"], "--shuffle must be bool, found 'maybe'"),
+        (["d", "--lr", "fast"], "--lr must be float, not 'fast'"),
+        (["d", "--batch-size", "1.5"], "--batch-size must be int, not '1.5'"),
+        (["d", "--mode", "slow"], "--mode must be fast|safe, not 'slow'"),
+        (["d", "--layers", "1", "--layers", "x"], "--layers must be list[int], not '1' 'x'"),
+        (["d", "--betas", "1"], "--betas must be tuple[float, float], not '1'"),
+        (["d", "--config", "a=1"], "--config must be json, not 'a=1'"),
+        (["d", "--shuffle=maybe"], "--shuffle must be bool, not 'maybe'"),
         (["d", "--no-shuffle=true"], "--no-shuffle takes no value"),
         (["d", "--lr"], "--lr needs a value: float"),
         (["d", "--lr", "--shuffle"], "--lr needs a value: float"),
-        (["d", "x"], "lr must be float, found 'x'"),
-        (["d", "1", "2", "3"], "train takes 3 plain words at most, '3' is one too many"),
-        (["d", "--data", "e"], "data is given twice: --data and the plain word 'd'"),
+        (["d", "x"], "lr must be float, not 'x'"),
+        (
+            ["d", "1", "2", "3"],
+            "unexpected argument '3': train takes at most 3 positional arguments",
+        ),
+        (["d", "--data", "e"], "data is given twice: as --data and as the positional argument 'd'"),
     ],
 )
 def test_refused_flags(train, argv, message):
@@ -280,12 +283,12 @@ def test_shapes_of_signatures(tmp_path, source, argv, expected):
 @pytest.mark.parametrize(
     ("source", "argv", "message"),
     [
-        ("a, /", ["--a", "1"], "f takes a as a plain word, not as a flag"),
-        ("a, /, **more", ["--a", "1"], "f needs a (value)"),
-        ("", ["x"], "f takes no plain words at most"),
-        ("a, *, b: Color", [], "f needs --a (value), --b (Color)"),
+        ("a, /", ["--a", "1"], "f takes a as a positional argument, not as a flag"),
+        ("a, /, **more", ["--a", "1"], "f requires a (value)"),
+        ("", ["x"], "f takes no positional arguments"),
+        ("a, *, b: Color", [], "f requires --a (value), --b (Color)"),
         ("**more: str", ["--a"], "--a needs a value: str"),
-        ("**more: int", ["--a-b", "x"], "--a-b must be int, found 'x'"),
+        ("**more: int", ["--a-b", "x"], "--a-b must be int, not 'x'"),
     ],
 )
 def test_refused_shapes(tmp_path, source, argv, message):

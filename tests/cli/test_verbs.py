@@ -151,7 +151,7 @@ def test_config_set_changes_one_line_of_the_project_file(windlass: Cli, project:
     for name, value, says in (
         ("procs", "many", "must be a whole number"),
         ("env", "A=1", "env is a table, which is not set"),
-        ("imgae", "x", "there is no setting 'imgae'"),
+        ("imgae", "x", "unknown setting 'imgae'"),
     ):
         ran = windlass("config", "set", name, value)
         assert (ran.code, says in ran.err) == (2, True), ran.err

@@ -94,7 +94,7 @@ def test_interrupt_prints_the_rows_so_far(cases, how):
 @pytest.mark.parametrize(
     ("words", "says", "code"),
     [
-        (["-e", "moon"], "there is no engine 'moon'", 2),
+        (["-e", "moon"], "unknown engine 'moon'", 2),
         (["-e", "statefulset"], "statefulset", 2),
         (["-e", "local", "-k", "no_such_case"], "no case matches 'no_such_case'", 2),
         (["-e", "local", "--shared-claim", "x"], "--shared-claim is only for clusters", 2),

@@ -146,7 +146,7 @@ def test_the_end_of_a_ray_job(engine, cluster, fields, phase):
 
 
 def test_unknown_name(engine):
-    with pytest.raises(JobNotFound, match="there is no job 'hand'"):
+    with pytest.raises(JobNotFound, match="job 'hand' not found"):
         engine.status(JOB)
 
 

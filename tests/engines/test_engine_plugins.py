@@ -149,7 +149,7 @@ def test_engine_keeps_computes(nice_engine, tmp_path):
 
 
 def test_pod_settings_are_refused(nice_engine):
-    with pytest.raises(SpecError, match="--queue is for pods, and the engine nice has none"):
+    with pytest.raises(SpecError, match="--queue is for pods, but the engine nice has none"):
         wl.submit(read_niceness, engine=nice_engine, queue="x")
 
 

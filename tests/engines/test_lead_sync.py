@@ -378,7 +378,7 @@ def test_reason_of_a_refusal_is_logged(tmp_path, caplog):
 
     async def visit(_scene, client):
         await until(lambda: client.num_dials > 1, "it was refused, and tries again")
-        assert "payload.pkl is not the one that was planned" in caplog.text
+        assert "payload.pkl differs from the one in the plan" in caplog.text
 
     run_with_client(tmp_path, visit, make_plan_with(b"as planned"), is_ready=False)
 

@@ -194,7 +194,7 @@ CRD = (
         (refuse(400, "BadRequest", 'admission webhook "w" denied: no'), Rejected, 'webhook "w" denied'),
         (refuse(422, "Invalid", "spec.x: Required"), Rejected, "spec.x: Required"),
         (refuse(404, "NotFound", 'secrets "a" not found'), NotFound, 'secrets "a" not found'),
-        (refuse(404, "NotFound", 'namespaces "b" not found'), NotFound, "there is no namespace b"),
+        (refuse(404, "NotFound", 'namespaces "b" not found'), NotFound, "namespace b not found"),
         (Answer(status=404, body=b"404 page not found\n"), NotFound, "does not serve it"),
         (refuse(403, "Forbidden", RBAC.replace("system:serviceaccount:x:me", "system:anonymous")),
          Unauthorized, "no login was sent"),

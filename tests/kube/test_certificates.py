@@ -103,7 +103,7 @@ def test_every_valid_job_id_works(job_id, tmp_path):
 
 @pytest.mark.parametrize("job_id", ["", "a" * 64, "A", "a.b", "-a", "a-", "a/client", "a\n", "ä"])
 def test_invalid_job_id_is_refused(job_id):
-    with pytest.raises(SpecError, match="cannot be part of a host name") as caught:
+    with pytest.raises(SpecError, match="must be valid in a host name") as caught:
         make(job_id)
     assert "63" in caught.value.hint
 

@@ -155,7 +155,7 @@ OLD_LOGIN = (
         (HEAD, "no cluster 'c'"),
         (HEAD + "clusters: [{name: c, cluster: {server: 'https://a'}}]", "no user 'u'"),
         (BAD_SERVER, "no usable server"),
-        (BAD_DATA.replace("user: u", ""), "is not base64"),
+        (BAD_DATA.replace("user: u", ""), "is not valid base64"),
         (OLD_LOGIN, "auth-provider"),
     ],
 )

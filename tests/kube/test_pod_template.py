@@ -67,7 +67,7 @@ def test_workers_differ_from_the_first_pod_only_in_size():
 
 
 def test_invalid_worker_size_is_refused():
-    with pytest.raises(SpecError, match="--shm 4Gi is more than --memory 2Gi"):
+    with pytest.raises(SpecError, match="--shm 4Gi exceeds --memory 2Gi"):
         make_pod_plan(nodes=2, shm="4Gi", workers=PodSize(memory="2Gi"))
 
 

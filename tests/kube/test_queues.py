@@ -37,12 +37,12 @@ def read_blocker(message: str = "", **more: Any) -> Blocker:
     [
         (
             OVER.format("cpu", "f", "8", "1"),
-            "8 cpu in all, but the queue's total quota is 1",
+            "8 cpu in total, but the queue's total quota is 1",
             "--cpus",
         ),
         (
             "insufficient quota for memory in flavor f, request > maximum capacity (8Gi > 2Gi)",
-            "8Gi memory in all, but the queue's total quota is 2Gi",
+            "8Gi memory in total, but the queue's total quota is 2Gi",
             "--memory",
         ),
         (
@@ -82,7 +82,7 @@ def test_job_waits_if_the_quota_is_only_in_use(message: str) -> None:
 def test_missing_queue() -> None:
     found = read_blocker(queues=["b", "a"])
     assert (found.reason, found.is_hopeless) == (QUEUE_MISSING, True)
-    assert found.message == 'there is no queue "team" in the job\'s namespace; there are: a, b'
+    assert found.message == 'queue "team" not found in the job\'s namespace; there are: a, b'
     many = read_blocker(queues=[f"q{n:02}" for n in range(20)])
     assert many.message.endswith("q07 and 12 more")
     none = read_blocker(queues=[])

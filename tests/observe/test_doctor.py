@@ -91,4 +91,4 @@ def test_an_engine_with_pods_needs_a_kubeconfig(
     assert found["engine local"].state == "ok"
     check = found["engine kubernetes"]
     assert (check.state, check.is_fatal) == ("missing", False)
-    assert "there is no kubeconfig" in check.found
+    assert "no kubeconfig found" in check.found

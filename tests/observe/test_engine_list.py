@@ -62,7 +62,7 @@ def test_without_a_cluster_the_local_engine_is_listed(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     rows = list_lines(tmp_path)
     assert [name for name, row in rows.items() if row.is_here] == ["local"]
-    assert "there is no kubeconfig" in rows["kubernetes"].version
+    assert "no kubeconfig found" in rows["kubernetes"].version
 
 
 @pytest.mark.parametrize("name", renderer_names())

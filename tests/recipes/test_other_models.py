@@ -124,7 +124,7 @@ def test_full_disk_at_the_end_is_reported_without_a_traceback(work, capsys):
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True
     )
     assert ran.returncode == 3, ran.stderr
-    assert "error: o/run/export was not written: " in ran.stderr
+    assert "error: cannot write o/run/export: " in ran.stderr
     assert "run the same command again" in ran.stderr
     assert "Traceback" not in ran.stderr
 
@@ -185,7 +185,7 @@ def test_missing_weights_are_not_initialised(work, capsys):
 @pytest.mark.parametrize(
     ("name", "text", "output"),
     [
-        ("config.json", '{"architectures": ["LlamaForCausalLM"]}', "config.json lacks"),
+        ("config.json", '{"architectures": ["LlamaForCausalLM"]}', "config.json has no"),
         ("tokenizer.json", "{}", "transformers cannot read the tokenizer in m"),
     ],
 )

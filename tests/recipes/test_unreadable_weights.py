@@ -20,5 +20,5 @@ def test_unreadable_weights_are_named(tmp_path, how):
         path.mkdir()
     with pytest.raises(SpecError) as caught:
         load_weights(nn.Linear(2, 2, device=torch.device("meta")), tmp_path)
-    assert f"the weights in {path} cannot be read: " in caught.value.message
+    assert f"cannot read the weights in {path}: " in caught.value.message
     assert f"ls -l {path}" in caught.value.hint

@@ -43,7 +43,7 @@ def test_cpus(text):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("four", "--cpus must be a number of processors, found 'four'"),
+        ("four", "--cpus must be a number of CPUs, not 'four'"),
         ("4Gi", "--cpus must be a number of processors"),
         ("-1", "--cpus must be a number of processors"),
         ("1e3", "--cpus must be a number of processors"),
@@ -67,7 +67,7 @@ def test_bytes(text):
     ("text", "says"),
     [
         ("512", "--memory 512 is less than a megabyte"),
-        ("512GB", "--memory must be an amount like 512Gi, found '512GB'"),
+        ("512GB", "--memory must be an amount such as 512Gi, not '512GB'"),
         ("512 Gi", "--memory must be an amount"),
         ("500m", "--memory must be an amount"),
         ("lots", "--memory must be an amount"),
@@ -81,7 +81,7 @@ def test_refused_bytes(text, says):
 
 
 def test_malformed_quantity_is_refused():
-    with pytest.raises(SpecError, match="is not a quantity"):
+    with pytest.raises(SpecError, match="is not a valid quantity"):
         read_quantity("x")
 
 

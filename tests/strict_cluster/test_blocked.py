@@ -49,7 +49,7 @@ BLOCKED: dict[str, tuple[dict[str, Any], str, str]] = {
     "secret as variables": (
         {"secrets": ["absent"]},
         reasons.CONTAINER_CONFIG,
-        r'there is no secret "absent"',
+        r'secret "absent" not found',
     ),
     "secret as files": (
         {"secrets": ["absent:/folder"]},
@@ -111,7 +111,7 @@ def test_immediate_refusals_are_errors_of_submit(strict: Ground, become: Become)
         wl.submit(["true"], namespace="not-made-yet")
     assert "is not-made-yet the right --namespace?" in caught.value.hint
     become(strict, None)
-    with pytest.raises(wl.EngineError, match="there is no namespace not-made-yet"):
+    with pytest.raises(wl.EngineError, match="namespace not-made-yet not found"):
         wl.submit(["true"], namespace="not-made-yet")
 
 

@@ -35,7 +35,7 @@ def test_request_above_the_quota_never_starts(plain: Ground, queue: str) -> None
     job = wl.submit(["true"], queue=queue, cpus="8", memory="512Mi")
     found = _wait_for_blocker(job, reasons.QUEUE_TOO_SMALL)
     assert f'it will never start in the queue "{queue}"' in found.sentence
-    assert "it asks for 8 cpu in all, but the queue's total quota is 1" in found.sentence
+    assert "it requests 8 cpu in total, but the queue's total quota is 1" in found.sentence
     assert "--cpus" in found.next
     assert "--queue" in found.next
     _end(plain, job)
@@ -62,7 +62,7 @@ def test_waiting_job_shows_the_reason(plain: Ground, queue: str) -> None:
 def test_missing_queue(plain: Ground, queue: str) -> None:
     job = wl.submit(["true"], queue="absent", cpus="250m", memory="512Mi")
     found = _wait_for_blocker(job, reasons.QUEUE_MISSING)
-    assert 'there is no queue "absent" in the job\'s namespace; there are: ' in found.sentence
+    assert 'queue "absent" not found in the job\'s namespace; there are: ' in found.sentence
     assert queue in found.sentence
     _end(plain, job)
 

@@ -102,7 +102,7 @@ def test_content_parts_are_joined_and_other_content_is_named() -> None:
     "template", ["{{ raise_exception('roles must alternate') }}", "{{ roles must alternate"]
 )
 def test_messages_refused_by_the_template_are_named(template: str) -> None:
-    refused = r"train\.jsonl:1: the chat template refuses these messages: "
+    refused = r"train\.jsonl:1: the chat template rejects these messages: "
     with pytest.raises(SpecError, match=refused):
         encode(template, MESSAGES)
 

@@ -242,7 +242,7 @@ def test_settings_without_effect_are_accepted_and_others_refused(name):
     for value in NO_EFFECT.get(name, ()):
         assert read(**{name: value}) == TrainerOptions()
     if name in REFUSED_SETTINGS:
-        with pytest.raises(SpecError, match=f"itwinai's setting {name}='other' cannot be honoured"):
+        with pytest.raises(SpecError, match=f"itwinai's setting {name}='other' is not supported"):
             read(**{name: "other"})
 
 

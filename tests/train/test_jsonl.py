@@ -49,7 +49,7 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
 def test_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes('{"text": "1"}\n{"text": "caf\xe9"}\n'.encode("latin-1"))
-    with pytest.raises(SpecError, match=r"a\.jsonl:2 is not UTF-8: byte 0xe9 at position 14"):
+    with pytest.raises(SpecError, match=r"a\.jsonl:2 is not valid UTF-8: byte 0xe9 at position 14"):
         JsonlRows(path)[1]
 
 
@@ -70,7 +70,7 @@ def test_compressed_files_are_refused(tmp_path: Path) -> None:
 
 def test_missing_files_are_reported(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", "")
-    with pytest.raises(SpecError, match=r"there is no file .*trian\.jsonl\n.*mean train\.jsonl\?"):
+    with pytest.raises(SpecError, match=r"file not found: .*trian\.jsonl\n.*mean train\.jsonl\?"):
         JsonlRows(tmp_path / "trian.jsonl")
     with pytest.raises(SpecError, match="whether the volume is mounted"):
         JsonlRows(tmp_path / "no" / "train.jsonl")
@@ -79,7 +79,7 @@ def test_missing_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(SpecError, match=r"has no \*\.jsonl file"):
         JsonlRows(tmp_path / "empty")
-    with pytest.raises(SpecError, match="no data file is given"):
+    with pytest.raises(SpecError, match="no data file given"):
         JsonlRows([])
 
 

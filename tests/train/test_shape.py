@@ -33,12 +33,12 @@ def test_hsdp_shards_within_a_node_and_replicates_across() -> None:
 @pytest.mark.parametrize(
     ("text", "world_size", "message", "hint"),
     [
-        ("fdsp", 2, "'fdsp' is not a strategy", "did you mean fsdp?"),
+        ("fdsp", 2, "unknown strategy 'fdsp'", "did you mean fsdp?"),
         ("fsdp=3,dp=2", 4, "needs 6 ranks, but there are 4", "leave dp out"),
-        ("fsdp=0", 4, "'fsdp=0' is not the size of an axis", "fsdp=8,dp=2"),
-        ("dp=2,dp=2", 4, "'dp=2' is not the size of an axis", ""),
+        ("fsdp=0", 4, "invalid axis size 'fsdp=0'", "fsdp=8,dp=2"),
+        ("dp=2,dp=2", 4, "invalid axis size 'dp=2'", ""),
         ("none", 2, "independent models", "ddp"),
-        ("pp=2", 2, "'pp' is not a strategy", "fsdp=8,dp=2"),
+        ("pp=2", 2, "unknown strategy 'pp'", "fsdp=8,dp=2"),
     ],
 )
 def test_invalid_shapes_have_a_hint(text: str, world_size: int, message: str, hint: str) -> None:

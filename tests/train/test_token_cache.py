@@ -180,7 +180,7 @@ def test_rows_that_cannot_be_tokenised_are_named(data: Path, tmp_path: Path) -> 
         cache_tokens(data, encode_bytes, cache=cache)
     for text in ("", "a"):  # nothing precedes a single token, so no token predicts it
         data.write_text(f'{{"text": "{text}"}}\n', encoding="utf-8")
-        with pytest.raises(SpecError, match="has no tokens to learn in its 1 rows"):
+        with pytest.raises(SpecError, match="has no tokens to train on in its 1 rows"):
             cache_tokens(data, encode_bytes, cache=cache)
     data.write_text('{"text": "a"}\n{"text": "cut \\ud83d"}\n', encoding="utf-8")
     with pytest.raises(
@@ -201,7 +201,7 @@ def test_a_cache_that_cannot_be_written_is_named(data, tmp_path):
     for cache in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(SpecError, match=f"cannot write to {cache}") as refused:
             cache_tokens(data, encode_bytes, cache=cache, **KEY)
-        assert "give a folder" in refused.value.hint
+        assert "use a folder" in refused.value.hint
 
 
 def test_missing_data_file_is_not_reported_as_a_cache_error(data, tmp_path):

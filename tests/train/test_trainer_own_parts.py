@@ -168,5 +168,5 @@ def test_settings_of_dataloaders_made_by_a_subclass_are_taken_over(tmp_path):
 )
 def test_dataloader_with_a_sampler_is_refused(tmp_path, options):
     trainer = make_trainer(tmp_path, data=DataLoader(make_data(), **options))
-    with pytest.raises(SpecError, match="give the dataset itself"):
+    with pytest.raises(SpecError, match="pass the dataset itself"):
         trainer.fit()

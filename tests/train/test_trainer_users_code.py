@@ -214,7 +214,7 @@ def test_parameter_in_two_optimizers_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("optimizer", "shown"),
     [
-        ([torch.optim.SGD, torch.optim.AdamW], "optimizer is a list"),
+        ([torch.optim.SGD, torch.optim.AdamW], "optimizer cannot be a list"),
         (torch.optim.LBFGS, "LBFGS evaluates the loss several times in a step"),
         (lambda ps: torch.optim.LBFGS(list(ps)), "LBFGS evaluates the loss several times"),
     ],

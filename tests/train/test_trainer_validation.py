@@ -46,7 +46,7 @@ def test_run_that_stopped_early_does_not_continue(tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"validation": make_data(5), "validate_every": None}])
 def test_an_early_stop_without_validations_is_refused(tmp_path, options):
-    with pytest.raises(SpecError, match="early_stop=2 counts validations, but there are none"):
+    with pytest.raises(SpecError, match="early_stop=2 requires validation, but none is configured"):
         make_trainer(tmp_path, early_stop=2, **options).fit()
 
 

@@ -38,14 +38,12 @@ def test_it_logs_where_jobs_run(client, capsys):
     TrainerClient()
     output = capsys.readouterr().err.strip()
     assert client.engine == "local"
-    assert output.startswith(
-        "windlass: TrainerClient uses the engine local (there is no kubeconfig"
-    )
+    assert output.startswith("windlass: TrainerClient uses the engine local (no kubeconfig found")
     assert "\n" not in output
 
 
 def test_guide_runs_verbatim(client, home, tmp_path):
-    assert "uses the engine local (there is no kubeconfig" in run_guide(tmp_path / "project")
+    assert "uses the engine local (no kubeconfig found" in run_guide(tmp_path / "project")
     client.delete_job(GUIDE_JOB)
     assert list((home / "jobs").iterdir()) == []
 
@@ -226,7 +224,7 @@ def test_delete_ends_the_job_and_leaves_nothing(client, home, tmp_path):
     client.delete_job("endless")
     assert client.list_jobs() == []
     assert list((home / "jobs").iterdir()) == []
-    with pytest.raises(RuntimeError, match="there is no job 'endless'"):
+    with pytest.raises(RuntimeError, match="job 'endless' not found"):
         client.get_job_status("endless")
     job = client.create_job("endless", train_func=print)
     assert job.results(timeout_s=60) == [None]

@@ -46,7 +46,7 @@ def test_explicit_engine_wins(cluster, monkeypatch):
     assert pick("kubernetes", KubernetesBackendConfig())[0] == "kubernetes"
     monkeypatch.setenv("WINDLASS_ENGINE", "local")
     assert pick() == ("local", "environment WINDLASS_ENGINE")
-    with pytest.raises(SpecError, match="there is no engine 'trainjobs'") as caught:
+    with pytest.raises(SpecError, match="unknown engine 'trainjobs'") as caught:
         pick(engine="trainjobs")
     assert "did you mean trainjob?" in str(caught.value)
 
@@ -63,8 +63,8 @@ def test_without_a_kubeconfig(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     engine, why = pick()
     assert engine == "local"
-    assert why.startswith("there is no kubeconfig")
-    with pytest.raises(EngineError, match="there is no kubeconfig"):
+    assert why.startswith("no kubeconfig found")
+    with pytest.raises(EngineError, match="no kubeconfig found"):
         pick(backend=KubernetesBackendConfig())
 
 

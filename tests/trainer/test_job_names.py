@@ -50,7 +50,7 @@ def test_name_freed_in_the_cluster_can_be_reused(cluster):
     TrainerClient().create_job("mine", train_func=print)
     for plural in list(cluster.objects):
         cluster.put(plural)
-    with pytest.raises(RuntimeError, match="there is no job 'mine'"):
+    with pytest.raises(RuntimeError, match="job 'mine' not found"):
         TrainerClient().get_job_status("mine")
     assert TrainerClient().create_job("mine", train_func=print).job.id == "mine"
 
@@ -60,7 +60,7 @@ def test_job_of_equal_name_elsewhere_is_another_job(cluster, home):
     folder.mkdir(parents=True)
     place = {"context": "here", "namespace": "another"}
     (folder / "where.json").write_text(json.dumps(place))
-    with pytest.raises(RuntimeError, match="there is no job 'mine'"):
+    with pytest.raises(RuntimeError, match="job 'mine' not found"):
         TrainerClient().get_job_status("mine")
     client = TrainerClient()
     job = client.create_job("mine", train_func=print)

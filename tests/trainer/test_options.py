@@ -55,7 +55,7 @@ class RuntimePatch:
         (Nane(), "did you mean Name?"),
         (RuntimePatch(), "TrainerClient(volumes="),
         (TrainerCommand("torchrun x"), "takes a list of strings"),
-        (ActiveDeadlineSeconds(0), "a whole number from 1"),
+        (ActiveDeadlineSeconds(0), "a whole number of at least 1"),
     ],
 )
 def test_invalid_options_are_refused(option, message):

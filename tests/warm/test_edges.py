@@ -19,7 +19,7 @@ import windlass as kt
         ({"cpus": "two"}, "cpus must be a number of processors"),
         ({"env": ["A=1"]}, "env must be a dict"),
         ({"secrets": "hf"}, "secrets must be a list"),
-        ({"gpus": -1}, "gpus must be 0 or more"),
+        ({"gpus": -1}, "gpus must be at least 0"),
         ({"workers": 3}, r"distribute\(workers=3\)"),
         ({"memori": "1Gi"}, "did you mean 'memory'"),
         ({"working_dir": 3}, "working_dir must be text"),
@@ -33,9 +33,9 @@ def test_wrong_values_are_refused_when_they_are_given(given, words):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"ranks": "all"}, "names no ranks"),
-        ({"ranks": []}, "names no ranks"),
-        ({"timeout": "soon"}, "is not a duration"),
+        ({"ranks": "all"}, "invalid ranks"),
+        ({"ranks": []}, "invalid ranks"),
+        ({"timeout": "soon"}, "invalid duration"),
         ({"timeout": 0}, "more than 0"),
         ({"collect": "some"}, "collect cannot be 'some'"),
     ],
@@ -98,7 +98,7 @@ def test_attributes_cannot_be_set_on_a_remote(warm):
 @pytest.mark.parametrize(
     ("command", "error", "said"),
     [
-        ("no-such-command", FileNotFoundError, "there is no command 'no-such-command'"),
+        ("no-such-command", FileNotFoundError, "command 'no-such-command' not found"),
         ("false", subprocess.CalledProcessError, "returned non-zero exit status 1"),
     ],
 )

@@ -105,7 +105,7 @@ def test_ports_that_cannot_be_forwarded(on, make):
     assert silent.returncode == 3
     assert f"nothing listens at port {port} of node 0 of {on.job(compute).id}" in silent.stderr
     wrong = run("port-forward", compute.name, "80:http")
-    assert (wrong.returncode, "'80:http' is not a port" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "invalid port '80:http'" in wrong.stderr) == (2, True)
     unknown = run("port-forward", "unknown-has-this", "80")
     assert unknown.returncode == 2
     assert "unknown-has-this" in unknown.stderr

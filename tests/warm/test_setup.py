@@ -49,7 +49,7 @@ def test_failed_step_fails_the_call_and_is_retried(on, make, shared):
     with pytest.raises(kt.StepFailed) as caught:
         remote()
     assert f"{command}: exit code 1" in caught.value.message
-    assert caught.value.hint == "run it by hand in the image for details"
+    assert caught.value.hint == "run it manually in the image for details"
     job = remote.submit()
     with pytest.raises(kt.StepFailed):
         job.result()

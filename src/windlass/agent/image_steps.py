@@ -422,7 +422,7 @@ async def _locked(path: Path, timeout_s: float) -> AsyncIterator[None]:
                 if time.monotonic() > deadline_s:
                     raise StepFailed(
                         f"another agent has been running steps in {path.parent} for {timeout_s:g} s",
-                        hint="run windlass ls to list what runs here",
+                        hint="run `windlass ls` to list the jobs on this machine",
                     ) from None
                 await asyncio.sleep(0.05)
         yield
@@ -487,11 +487,11 @@ class _Runner:
             how = f"did not finish within {self._timeout_s:g} s"
         else:
             how = f"exit code {ended.code}"
-        hint = "run it by hand in the image for details"
+        hint = "run it manually in the image for details"
         if ended.code == _KILLED:
-            hint = "it was killed, probably for lack of memory: give the compute more"
+            hint = "it was killed, probably because it ran out of memory; request more memory for the compute"
         elif "No module named pip" in ended.tail:
-            hint = "the image has neither pip nor uv: add one, or use another image"
+            hint = "the image has neither pip nor uv; add one, or use another image"
         elif kind == "pip":
             hint = (
                 "check name, version and index; without a network, install a wheel of the project: "

@@ -53,7 +53,9 @@ class Inputs:
     def _take(self, wanted: Input, path: Path) -> None:
         sha256 = _hash(path)
         if sha256 != wanted.sha256:
-            raise BundleError(f"{wanted.name} is not the one that was planned", hint="submit again")
+            raise BundleError(
+                f"{wanted.name} differs from the one in the plan", hint="submit the job again"
+            )
         if wanted.name == names.BUNDLE_FILE:
             # imported late, because local nodes do not need tarfile and its imports
             from windlass.bundle.archive import extract

@@ -66,7 +66,7 @@ def find_place(environ: Mapping[str, str], host: str) -> NodePlace:
     lead = _find(environ, *(source.lead for source in SOURCES))
     if lead is None:
         raise EngineError(
-            "nothing in this pod says where the lead is",
+            "the address of the lead is not set in this pod",
             hint=f"its engine must set {names.LEAD} to a host name",
         )
     losses = _find(environ, *(source.losses for source in SOURCES))
@@ -78,7 +78,7 @@ def find_place(environ: Mapping[str, str], host: str) -> NodePlace:
     )
     if place.index is not None and place.num_nodes is not None and place.index >= place.num_nodes:
         raise EngineError(
-            f"this pod is node {place.index}, and there are only {place.num_nodes} nodes",
+            f"this pod is node {place.index}, but there are only {place.num_nodes} nodes",
             hint="nodes count from 0",
         )
     return place
@@ -100,7 +100,7 @@ def _find_index(environ: Mapping[str, str], host: str) -> int | None:
     if ordinal is None:
         variables = ", ".join(source.index for source in SOURCES)
         raise EngineError(
-            f"nothing in this pod says which node it is: none of {variables} is set, "
+            f"cannot determine the node index of this pod: none of {variables} is set, "
             f"and its host name {host!r:.80} does not end in a number",
             hint=f"its engine must set {names.NODE_INDEX}",
         )
@@ -114,13 +114,16 @@ def _find_num_nodes(environ: Mapping[str, str]) -> int | None:
     number = _NUM_NODES.fullmatch(variable[1])
     if number is None:
         raise EngineError(
-            f"{variable[0]} is {variable[1]!r:.40}, which is not a number of nodes",
-            hint="it must be a number from 1, or MIN:MAX",
+            f"{variable[0]} must be a number of nodes, not {variable[1]!r:.40}",
+            hint="its engine must set a number of at least 1, or MIN:MAX",
         )
     return int(number[1])
 
 
 def _read_number(name: str, value: str) -> int:
     if not _NUMBER.fullmatch(value):
-        raise EngineError(f"{name} is {value!r:.40}", hint="it must be a whole number from 0")
+        raise EngineError(
+            f"{name} must be a whole number, not {value!r:.40}",
+            hint="its engine must set a number of at least 0",
+        )
     return int(value)

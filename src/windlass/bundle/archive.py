@@ -85,7 +85,7 @@ class OpenFolder:
         reached = os.path.realpath(self.dest / path.rpartition("/")[0] / target)
         if not Path(reached).is_relative_to(self.dest):
             raise BundleError(
-                f"the link {shown(path)} would leave {self.dest}, to {shown(reached)}",
+                f"the link {shown(path)} would point outside {self.dest}, to {shown(reached)}",
                 hint="exclude the link with .windlassignore",
             )
         os.symlink(target, name, dir_fd=self._stage)

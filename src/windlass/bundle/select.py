@@ -62,7 +62,8 @@ def check_root(root: Path) -> Path:
     root = _existing(root)
     if not root.is_dir():
         raise BundleError(
-            f"the project root {root} is not a folder", hint="pass the folder that holds the script"
+            f"the project root {root} is not a folder",
+            hint="pass the folder that contains the script",
         )
     if _too_wide(root):
         raise BundleError(
@@ -81,7 +82,7 @@ def _existing(path: Path) -> Path:
         ) from error
     except (OSError, RuntimeError) as error:
         raise BundleError(
-            f"{path} cannot be read: {error}", hint="check its permissions and its links"
+            f"cannot read {path}: {error}", hint="check its permissions and its links"
         ) from error
 
 

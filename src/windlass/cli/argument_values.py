@@ -290,7 +290,7 @@ def read_blind(words: Sequence[str]) -> tuple[list[object], dict[str, object]]:
         flag, equals, value = word[2:].partition("=")
         name = flag.replace("-", "_")
         if not name.isidentifier():
-            raise SpecError(f"{word!r:.60} is not a keyword argument", hint="write --name VALUE")
+            raise SpecError(f"{word!r:.60} is not a keyword argument", hint="use --name VALUE")
         if equals:
             kwargs[name] = _read_value(value)
         elif queue and not queue[-1].startswith("--"):

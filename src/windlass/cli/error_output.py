@@ -67,7 +67,7 @@ def _describe_usage(error: click.ClickException) -> tuple[str, str]:
     if isinstance(error, click.NoSuchOption):
         params = ctx.command.get_params(ctx) if ctx else ()
         options = [option for param in params for option in param.opts]
-        return f"there is no option {error.option_name}", did_you_mean(
+        return f"unknown option {error.option_name}", did_you_mean(
             error.option_name, options, usage or "--help lists them"
         )
     if isinstance(error, click.MissingParameter) and error.param is not None:

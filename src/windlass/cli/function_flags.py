@@ -44,8 +44,8 @@ def read_function(path: Path, function: str) -> ast.FunctionDef:
         raise _make_missing(tree, path, function, sorted(functions))
     if isinstance(node, ast.AsyncFunctionDef):
         raise SpecError(
-            f"{function} in {path} is async, and ranks run plain functions",
-            hint=f"run a plain function that calls `asyncio.run({function}(...))`",
+            f"{function} in {path} is async, but ranks run plain functions",
+            hint=f"use a plain function that calls `asyncio.run({function}(...))`",
         )
     return node
 
@@ -57,10 +57,10 @@ def _parse(path: Path) -> ast.Module:
             warnings.simplefilter("ignore")
             return ast.parse(path.read_bytes(), filename=str(path))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise SpecError(f"there is no file {path}", hint=_nearest_file(path)) from error
+        raise SpecError(f"file not found: {path}", hint=_nearest_file(path)) from error
     except OSError as error:
         raise SpecError(
-            f"cannot read {path}: {error.strerror}", hint="name a Python file: train.py::train"
+            f"cannot read {path}: {error.strerror}", hint="pass a Python file: train.py::train"
         ) from error
     except SyntaxError as error:
         version = ".".join(map(str, sys.version_info[:2]))
@@ -69,12 +69,14 @@ def _parse(path: Path) -> ast.Module:
             hint=f"correct that line; it is parsed with Python {version}",
         ) from error
     except ValueError as error:
-        raise SpecError(f"{path} is not Python: {error}", hint="name a Python file") from error
+        raise SpecError(
+            f"{path} is not valid Python: {error}", hint="pass a Python file"
+        ) from error
 
 
 def _nearest_file(path: Path) -> str:
     if not path.parent.is_dir():
-        return f"there is no folder {path.parent} either"
+        return f"the folder {path.parent} does not exist either"
     files = sorted(other.name for other in path.parent.glob("*.py"))
     listed = f"Python files there: {', '.join(files[:8])}" if files else "no Python file is there"
     return did_you_mean(path.name, files, listed, show=path.parent.joinpath)
@@ -103,7 +105,7 @@ def _make_missing(
             return SpecError(f"{function} ({where}) is inside a function or a class", hint=wrap)
     listed = f"functions there: {', '.join(functions)}" if functions else "no function is there"
     hint = did_you_mean(function, functions, listed, show=repr)
-    return SpecError(f"there is no function {function!r} in {path}", hint=hint)
+    return SpecError(f"function {function!r} not found in {path}", hint=hint)
 
 
 def _bound_names(tree: ast.Module) -> set[str]:
@@ -319,7 +321,7 @@ def _sort_words(
         name, equals, text = word[2:].partition("=")
         name, parameter, is_negated = _find_flag(signature, name.replace("-", "_"))
         if is_negated and equals:
-            raise SpecError(f"{word.partition('=')[0]} takes no value", hint=f"write {_flag(name)}")
+            raise SpecError(f"{word.partition('=')[0]} takes no value", hint=f"use {_flag(name)}")
         if not equals:
             text = "False" if is_negated else _take_value(signature, parameter, word, queue)
         given.setdefault(name, []).append(text)
@@ -359,7 +361,7 @@ def _take_value(signature: Signature, parameter: Parameter, flag: str, queue: li
         return queue.pop()
     if kind.is_switch or (parameter.kind == "kwargs" and kind == ANY):
         return "True"
-    raise SpecError(f"{flag} needs a value: {_spell(parameter)}", hint=render_usage(signature))
+    raise SpecError(f"{flag} requires a value: {_spell(parameter)}", hint=render_usage(signature))
 
 
 def _make_unknown(signature: Signature, word: str) -> SpecError:
@@ -367,7 +369,7 @@ def _make_unknown(signature: Signature, word: str) -> SpecError:
     for parameter in signature.of_kind("positional"):
         if word == parameter.flag:
             return SpecError(
-                f"{name} takes {parameter.name} as a plain word, not as a flag",
+                f"{name} takes {parameter.name} as a positional argument, not as a flag",
                 hint=render_usage(signature),
             )
     flags = [p.flag for p in signature.of_kind("either", "keyword")]
@@ -381,8 +383,8 @@ def _read_plain(signature: Signature, words: Sequence[str]) -> list[object]:
     rest = signature.of_kind("args")
     if len(words) > len(slots) and not rest:
         raise SpecError(
-            f"{signature.function} takes {len(slots) or 'no'} plain words at most, "
-            f"{words[len(slots)]!r} is one too many",
+            f"unexpected argument {words[len(slots)]!r}: {signature.function} takes "
+            f"{f'at most {len(slots)}' if slots else 'no'} positional arguments",
             hint=render_usage(signature),
         )
     slots += list(rest) * (len(words) - len(slots))
@@ -398,7 +400,7 @@ def _read(signature: Signature, parameter: Parameter, label: str, texts: Sequenc
     except (ValueError, RecursionError) as error:
         quoted = " ".join(map(repr, texts))
         raise SpecError(
-            f"{label} must be {_spell(parameter)}, found {quoted:.200}",
+            f"{label} must be {_spell(parameter)}, not {quoted:.200}",
             hint=render_usage(signature),
         ) from error
 
@@ -408,7 +410,8 @@ def _check_call(signature: Signature, words: Sequence[str], kwargs: Mapping[str,
     for parameter, word in zip(filled, words, strict=False):
         if parameter.kind == "either" and parameter.name in kwargs:
             raise SpecError(
-                f"{parameter.name} is given twice: {parameter.flag} and the plain word {word!r}",
+                f"{parameter.name} is given twice: as {parameter.flag} and as the positional argument "
+                f"{word!r}",
                 hint=render_usage(signature),
             )
     missing = [
@@ -418,7 +421,7 @@ def _check_call(signature: Signature, words: Sequence[str], kwargs: Mapping[str,
     ]
     if missing:
         raise SpecError(
-            f"{signature.function} needs {', '.join(missing)}", hint=render_usage(signature)
+            f"{signature.function} requires {', '.join(missing)}", hint=render_usage(signature)
         )
 
 

@@ -326,7 +326,7 @@ def prepare_words(words: SplitWords, *, detach: bool, flags: Mapping[str, Any]) 
     """Prepare the job of a command line without starting it."""
     if not words.target:
         raise SpecError(
-            "there is nothing to run",
+            "nothing to run",
             hint=f"windlass {_verb()} train.py, train.py::function, -m module or any command",
         )
     cwd = current_folder()
@@ -417,7 +417,7 @@ def _check_similar(word: str, flag: str, target: str) -> None:
         say(f"{word} is passed to {target}; did you mean {flag}?")
         return
     raise SpecError(
-        f"there is no flag {word}",
+        f"unknown flag {word}",
         hint=f"did you mean {flag}? to pass it to {target}, write: {target} -- {word}",
     )
 
@@ -460,7 +460,7 @@ def _find_signature(words: SplitWords) -> Signature:
 
     file, _, name = words.target[0].partition("::")
     if not name.isidentifier():
-        raise SpecError(f"{name!r} is not the name of a function", hint="write FILE.py::FUNCTION")
+        raise SpecError(f"invalid function name {name!r}", hint="use FILE.py::FUNCTION")
     return read_signature(find_script(file, Path.cwd()), name)
 
 

@@ -193,7 +193,7 @@ class UnknownCommand(click.UsageError):
     """Error for an unknown verb, with the nearest known verb as its hint."""
 
     def __init__(self, name: str, known: tuple[str, ...], ctx: click.Context) -> None:
-        super().__init__(f"there is no command {name!r}", ctx)
+        super().__init__(f"unknown command {name!r}", ctx)
         path = ctx.command_path
         is_target = name.endswith(".py") or "::" in name
         otherwise = (

@@ -108,7 +108,7 @@ def _check_exists(api: Api) -> None:
         api.get(NAMESPACES, api.namespace)
     except NotFound as error:
         raise EngineError(
-            f"there is no namespace {api.namespace}",
+            f"namespace {api.namespace} not found",
             hint=f"kubectl create namespace {api.namespace}, or leave out --namespace to use a temporary one",
         ) from error
     except Forbidden:
@@ -118,7 +118,7 @@ def _check_exists(api: Api) -> None:
 def _check_has_no_jobs(api: Api, dialect: Dialect) -> None:
     if jobs := api.list(dialect.kind, labels=names.LABEL_JOB):
         raise SpecError(
-            f"namespace {api.namespace} already has jobs ({name_of(jobs[0])}), and the cases count jobs",
+            f"namespace {api.namespace} already has jobs ({name_of(jobs[0])}), but the cases count jobs",
             hint="pass a namespace without jobs, or leave out --namespace to use a temporary one",
         )
 
@@ -126,7 +126,7 @@ def _check_has_no_jobs(api: Api, dialect: Dialect) -> None:
 def _create(api: Api) -> None:
     if not may(api, "create", "namespaces"):
         raise SpecError(
-            "the cases need a namespace without jobs, and you may not create one",
+            "the cases need a namespace without jobs, but you may not create one",
             hint="pass one with --namespace",
         )
     api.create(NAMESPACES, {"metadata": {"name": api.namespace}})

@@ -87,8 +87,8 @@ def check_engine_name(name: str) -> None:
     """Raise `SpecError` if no engine has this name."""
     if name not in _BUILT_IN and name not in _read_plugins():
         known = renderer_names()
-        hint = did_you_mean(name, known, f"there is: {', '.join(known)}")
-        raise SpecError(f"there is no engine {name!r}", hint=hint)
+        hint = did_you_mean(name, known, f"available engines: {', '.join(known)}")
+        raise SpecError(f"unknown engine {name!r}", hint=hint)
 
 
 def only_exports(name: str) -> bool:
@@ -206,7 +206,7 @@ def _load_plugin(name: str) -> Any:
     if len(entries) > 1:
         packages = " and ".join(_describe(entry) for entry in entries)
         raise EngineMissing(
-            f"the packages {packages} both add an engine {name!r}",
+            f"the packages {packages} both provide an engine {name!r}",
             hint=f"pip uninstall {_package_name(entries[-1])}",
         )
     try:

@@ -39,13 +39,13 @@ def check_hidden(hidden: Mapping[str, str]) -> dict[str, str]:
     for name, value in hidden.items():
         if not _NAME.match(name):
             raise SpecError(
-                f"{name!r} is not a valid name of an environment variable",
-                hint="use letters, digits and _, not starting with a digit",
+                f"invalid environment variable name {name!r}",
+                hint="use letters, digits and underscores, not starting with a digit",
             )
         if name in names.SET_PER_RANK or name.startswith(_OURS):
             raise SpecError(
                 f"{name} is set by Windlass, so a secret cannot set it",
-                hint="give the variable another name",
+                hint="choose another name for the variable",
             )
         if "\0" in value:
             raise SpecError(
@@ -226,6 +226,6 @@ def check_capabilities(engine: Renderer, plan: Plan) -> None:
     )
     if missing:
         raise SpecError(
-            f"the engine {engine.name} cannot do: {', '.join(missing)}",
+            f"the engine {engine.name} does not support: {', '.join(missing)}",
             hint=f"leave out --{missing[0]}, or choose another engine",
         )

@@ -162,4 +162,4 @@ def check_framework(name: str) -> None:
     from windlass.near_names import did_you_mean
 
     hint = did_you_mean(str(name), FRAMEWORKS, show=repr)
-    raise SpecError(f"there is no framework {name!r}", hint=hint)
+    raise SpecError(f"unknown framework {name!r}", hint=hint)

@@ -46,9 +46,9 @@ def attach_own() -> Any:
     workers = os.environ.get(names.MONARCH_WORKERS, "").split()
     if not workers:
         raise SpecError(
-            "there is no Monarch mesh here",
+            "no Monarch mesh is available here",
             hint='call host_mesh() in work that runs with framework="monarch" (--framework monarch); '
-            "elsewhere, name a mesh: host_mesh(mesh_name=...)",
+            "elsewhere, pass the name of a mesh: host_mesh(mesh_name=...)",
         )
     return attach_to(workers)
 

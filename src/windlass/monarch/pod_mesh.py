@@ -45,7 +45,7 @@ def make_addresses(pods: Sequence[Object]) -> list[str]:
     late = [name_of(pod) for pod in by_index.values() if not _is_ready(pod)]
     missing = [index for index in range(len(by_index)) if index not in by_index]
     if late or missing:
-        what = f"pod {late[0]} is not ready" if late else f"there is no pod of index {missing[0]}"
+        what = f"pod {late[0]} is not ready" if late else f"no pod has index {missing[0]}"
         raise EngineError(
             f"the mesh is not complete: {what}", hint="wait for the pod and try again"
         )

@@ -100,7 +100,7 @@ def _check_target(settings: Settings) -> Iterator[Check]:
     path = shutil.which(os.path.expanduser(python))
     name, torch = "ranks' python", "torch for ranks"
     if path is None:
-        hint = f"set python ({settings.origin('python')}) to the path of a Python >= 3.10"
+        hint = f"set python ({settings.origin('python')}) to the path of Python 3.10 or later"
         yield Check(name=name, state="missing", found=f"no {python}", hint=hint, needed=True)
         return
     try:

@@ -124,7 +124,7 @@ def _check_namespace(api: Api) -> Iterator[Check]:
         yield Check(
             name="namespace",
             state="missing",
-            found=f"there is no namespace {api.namespace}",
+            found=f"namespace {api.namespace} not found",
             hint=f"kubectl create namespace {api.namespace}, or choose one with --namespace",
             needed=True,
         )
@@ -167,8 +167,8 @@ def _check_runtimes(api: Api, needed: Prerequisite) -> Iterator[Check]:
                 name="runtimes",
                 state="warn",
                 found=f"you may not get {kind.plural}; {available}",
-                hint=f"name a {own.name} of namespace {api.namespace} with --runtime, or ask an admin of the "
-                "cluster for the ClusterRole below",
+                hint=f"choose a {own.name} of namespace {api.namespace} with --runtime, or ask an admin of "
+                "the cluster for the ClusterRole below",
                 more=render_reader(kind),
             )
             return

@@ -315,7 +315,7 @@ def write_chart(rows: Sequence[TrainingRow], path: Path) -> None:
         _import("matplotlib.backends.backend_agg").FigureCanvasAgg(figure).print_png(str(path))
     except OSError as error:
         raise SpecError(
-            f"{path} cannot be written: {error.strerror}", hint="choose another --png FILE"
+            f"cannot write {path}: {error.strerror}", hint="choose another --png FILE"
         ) from error
 
 

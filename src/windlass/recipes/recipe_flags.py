@@ -62,8 +62,8 @@ def check_writable(folder: Path) -> None:
         problem = error.strerror or str(error)
     if problem:
         raise SpecError(
-            f"the folder {folder} cannot be written: {problem}",
-            hint="pass another with --out; in a pod, check that its user can write to the mounted volume",
+            f"cannot write to {folder}: {problem}",
+            hint="pass another folder with --out; in a pod, check that its user can write to the volume",
         )
 
 
@@ -74,7 +74,7 @@ def explain_unwritten(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise EngineError(
-            f"{what} was not written: {error.strerror or error}",
+            f"cannot write {what}: {error.strerror or error}",
             hint="free some space there and run the same command again; it resumes and writes the file",
         ) from error
 

@@ -82,7 +82,7 @@ def make_data(options: SmokeOptions) -> tuple[TensorDataset, TensorDataset]:
     if min(options.samples, options.features, options.classes) < 1:
         raise SpecError(
             "samples, features and classes must be at least 1",
-            hint="leave them out for the defaults",
+            hint="omit them to use the defaults",
         )
     rng = torch.Generator().manual_seed(options.seed)
     centres = torch.randn(options.classes, options.features, generator=rng)

@@ -175,7 +175,7 @@ def parse_toml(path: Path, content: bytes) -> Mapping[str, object]:
         parsed: dict[str, object] = tomllib.loads(content.decode())
     except ValueError as error:
         raise SpecError(
-            f"{path} is not TOML: {error}", hint="correct that line of the file"
+            f"{path} is not valid TOML: {error}", hint="correct that line of the file"
         ) from error
     return parsed
 
@@ -204,7 +204,9 @@ def read_duration(text: str | float) -> float:
     except (TypeError, ValueError):
         seconds = _read_units(str(text))
     if not (math.isfinite(seconds) and seconds >= 0):
-        raise SpecError(f"{text!r:.60} is not a duration", hint=f"write it like {DURATION_FORMS}")
+        raise SpecError(
+            f"invalid duration {text!r:.60}", hint=f"use a form such as {DURATION_FORMS}"
+        )
     return seconds
 
 
@@ -237,9 +239,7 @@ class Source:
 
     def refuse(self, setting: Setting, expected: str, raw: object) -> NoReturn:
         subject = self.key(setting) if self.is_text else f"{setting.name} in {self.source}"
-        raise SpecError(
-            f"{subject} must be {expected}, found {raw!r:.60}", hint=setting.description
-        )
+        raise SpecError(f"{subject} must be {expected}, not {raw!r:.60}", hint=setting.description)
 
 
 def read_setting(setting: Setting, raw: object, layer: Source, environ: Mapping[str, str]) -> Any:

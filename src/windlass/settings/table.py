@@ -362,7 +362,5 @@ BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 def find_setting(name: str) -> Setting:
     if name not in BY_NAME:
-        raise SpecError(
-            f"there is no setting {name!r}", hint=did_you_mean(name, BY_NAME, show=repr)
-        )
+        raise SpecError(f"unknown setting {name!r}", hint=did_you_mean(name, BY_NAME, show=repr))
     return BY_NAME[name]

@@ -34,7 +34,7 @@ def set_in_project(name: str, text: str, folder: Path, root: Path) -> Path:
     setting = find_setting(name)
     if setting.kind in ("table", "patch"):
         raise SpecError(
-            f"{name} is a table, which is not set by this command", hint=f"edit {PROJECT_FILE}"
+            f"{name} is a table, which this command cannot set", hint=f"edit {PROJECT_FILE}"
         )
     value = read_setting(setting, text, Source(values={}, source="flag", folder=folder), os.environ)
     line = f"{name} = {_render(text, value)}"
@@ -43,7 +43,7 @@ def set_in_project(name: str, text: str, folder: Path, root: Path) -> Path:
         path = root / PROJECT_FILE
     if path.name != PROJECT_FILE:
         raise SpecError(
-            f"the settings of this project are in {path}, which is not changed by this command",
+            f"the settings of this project are in {path}, which this command does not change",
             hint=f"add under [tool.windlass]: {line}",
         )
     content = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -56,7 +56,7 @@ def set_in_project(name: str, text: str, folder: Path, root: Path) -> Path:
     except SpecError:
         is_kept = False
     if not is_kept:
-        raise SpecError(f"cannot change {name} in {path}", hint=f"write it yourself: {line}")
+        raise SpecError(f"cannot change {name} in {path}", hint=f"add it manually: {line}")
     _write(path, changed)
     return path
 

@@ -64,7 +64,7 @@ class JobSpec:
         for count in ("restarts", "node_restarts"):
             if getattr(self, count) < 0:
                 flag = count.replace("_", "-")
-                raise SpecError(f"--{flag} must be 0 or more, not {getattr(self, count)}")
+                raise SpecError(f"--{flag} must be at least 0, not {getattr(self, count)}")
         _check_times(self)
         _check_choices(self)
 
@@ -78,7 +78,7 @@ def _check_times(spec: JobSpec) -> None:
     for name in ("grace_s", "peer_wait_s", "lease_s", "join_timeout_s"):
         value = getattr(spec, name)
         if value is not None and not value >= 0:
-            raise SpecError(f"{name} must be 0 or more, not {value}")
+            raise SpecError(f"{name} must be at least 0, not {value}")
 
 
 def _check_choices(spec: JobSpec) -> None:
@@ -95,7 +95,7 @@ def _check_choices(spec: JobSpec) -> None:
             )
         if not _ENV_NAME.match(key):
             raise SpecError(
-                f"{key!r} is not a valid name of an environment variable",
+                f"invalid environment variable name {key!r}",
                 hint="use --env NAME=VALUE",
             )
         if "\0" in value:

@@ -187,7 +187,7 @@ def unwrap_torchrun(command: Command) -> tuple[Script | Module | Command, tuple[
         return command, ()
     if line.launcher != TORCHRUN or line.is_shell or len(line.head) not in (1, 3):
         raise SpecError(
-            f"an export without Windlass runs torchrun, and {command.label!r:.80} is not a torchrun command",
+            f"an export without Windlass runs torchrun, but {command.label!r:.80} is not a torchrun command",
             hint="export the script with windlass export train.py, or use -e kubernetes without --plain",
         )
     kept: list[str] = []
@@ -204,7 +204,7 @@ def unwrap_torchrun(command: Command) -> tuple[Script | Module | Command, tuple[
             kept += [word, *value]
     words = tuple(reversed(queue))
     if not words:
-        raise SpecError(f"{command.label!r:.80} starts nothing", hint="torchrun train.py")
+        raise SpecError(f"{command.label!r:.80} names no script to run", hint="torchrun train.py")
     if "module" in kinds:
         return Module(name=words[0], args=words[1:]), tuple(kept)
     if "no_python" in kinds:

@@ -29,8 +29,8 @@ def check_cpus(name: str, text: str) -> None:
         return
     if not re.fullmatch(_FORM, text) or text.endswith("i"):
         raise SpecError(
-            f"{name} must be a number of processors, found {text!r:.60}",
-            hint=f"use {name} 4, or 500m for half a processor",
+            f"{name} must be a number of CPUs, not {text!r:.60}",
+            hint=f"use {name} 4, or 500m for half a CPU",
         )
     if read_quantity(text) == 0:
         raise SpecError(f"{name} must be more than 0", hint=f"omit {name} for no limit")
@@ -42,7 +42,7 @@ def check_bytes(name: str, text: str) -> None:
         return
     if not re.fullmatch(_FORM, text) or text[-1] in "num":
         raise SpecError(
-            f"{name} must be an amount like 512Gi, found {text!r:.60}",
+            f"{name} must be an amount such as 512Gi, not {text!r:.60}",
             hint="units are Ki, Mi, Gi, Ti (of 1024) and k, M, G, T (of 1000)",
         )
     if read_quantity(text) < _LEAST_BYTES * BILLION:
@@ -55,7 +55,9 @@ def read_quantity(text: str) -> int:
     """Return a quantity as a whole number of billionths, so that 0.3 and 300m are equal."""
     match = re.fullmatch(_FORM, text)
     if not match:
-        raise SpecError(f"{text!r:.60} is not a quantity", hint="use a form like 4, 500m or 512Gi")
+        raise SpecError(
+            f"{text!r:.60} is not a valid quantity", hint="use a value such as 4, 500m or 512Gi"
+        )
     number, suffix = match.groups()
     whole, _, part = number.partition(".")
     factor = 1024 ** _BINARY[suffix] * BILLION if suffix in _BINARY else 10 ** _POWERS[suffix]
@@ -124,7 +126,7 @@ def _read_text(where: str, name: str, value: Any) -> str:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise SpecError(
-            f"{where} {name} must be a number or a text, not {value!r:.40}",
-            hint='use a value like "4" or "16Gi"',
+            f"{where} {name} must be a number or a string, not {value!r:.40}",
+            hint='use a value such as "4" or "16Gi"',
         )
     return f"{value:g}" if isinstance(value, float) else str(value).strip()

@@ -49,7 +49,7 @@ def read_toleration(text: str) -> Toleration:
         or (effect and effect not in EFFECTS)
     ):
         raise SpecError(
-            f"--toleration {text!r} is not a taint",
+            f"invalid --toleration {text!r}",
             hint=f"use KEY, KEY=VALUE or KEY=VALUE:EFFECT; effects are {', '.join(EFFECTS)}",
         )
     return Toleration(key=key, value=value, effect=effect)
@@ -59,7 +59,7 @@ def check_label_key(flag: str, key: str) -> None:
     """Raise SpecError if a text is not a valid key of a label or annotation."""
     if not re.fullmatch(_KEY, key):
         raise SpecError(
-            f"{flag}: {key!r:.80} is not a key",
+            f"{flag}: invalid key {key!r:.80}",
             hint="use at most 63 letters, digits, - _ and ., optionally after a domain and /",
         )
 
@@ -71,7 +71,7 @@ def check_labels(flag: str, labels: Mapping[str, str], *, choices: bool = False)
         for part in value.split("|") if choices else (value,):
             if not re.fullmatch(_VALUE, part):
                 raise SpecError(
-                    f"{flag}: {value!r:.80} is not a label's value",
+                    f"{flag}: invalid label value {value!r:.80}",
                     hint="use at most 63 letters, digits, - _ and ., with a letter or digit at both ends",
                 )
 
@@ -148,7 +148,7 @@ class PodSpec:
 def _check_image(image: str) -> None:
     if not image:
         raise SpecError(
-            "no image: pods need one that has Python and torch in it",
+            "no image given: pods need an image with Python and torch",
             hint="--image NAME:TAG, WINDLASS_IMAGE, or windlass config set image NAME:TAG, which "
             "writes windlass.toml",
         )
@@ -159,8 +159,8 @@ def _check_image(image: str) -> None:
 def _check_names(pod: PodSpec) -> None:
     if pod.namespace and not re.fullmatch(names.DNS_LABEL, pod.namespace):
         raise SpecError(
-            f"{pod.namespace!r:.80} cannot be the name of a namespace",
-            hint="use at most 63 lower-case letters, digits and -",
+            f"invalid namespace {pod.namespace!r:.80}",
+            hint="use at most 63 lowercase letters, digits and hyphens",
         )
     named = {
         "--priority-class": (pod.priority_class,),
@@ -173,16 +173,19 @@ def _check_names(pod: PodSpec) -> None:
         for value in values:
             if value and not re.fullmatch(_DNS_NAME, value):
                 raise SpecError(
-                    f"{flag} {value!r:.80} cannot be the name of an object",
-                    hint="use lower-case letters, digits, - and .",
+                    f"{flag}: invalid object name {value!r:.80}",
+                    hint="use lowercase letters, digits, hyphens and dots",
                 )
     if pod.run_as is not None and not 0 <= pod.run_as < 1 << 31:
         raise SpecError(
-            f"--run-as must be a user id, not {pod.run_as}",
-            hint="use 1000, or none for the image's user",
+            f"--run-as must be a user ID, not {pod.run_as}",
+            hint="use an ID such as 1000, or none for the image's user",
         )
     if pod.ttl_s is not None and not pod.ttl_s >= 0:
-        raise SpecError(f"--ttl must be 0 or more, not {pod.ttl_s}", hint="use none to keep it")
+        raise SpecError(
+            f"--ttl must be at least 0, not {pod.ttl_s}",
+            hint="use --ttl none to keep the job indefinitely",
+        )
 
 
 def _check_resources(pod: PodSpec) -> None:
@@ -191,15 +194,15 @@ def _check_resources(pod: PodSpec) -> None:
     check_bytes("--ephemeral-storage", pod.ephemeral_storage)
     check_bytes("--shm", pod.shm)
     if pod.gpus < 0:
-        raise SpecError(f"--gpus must be 0 or more, not {pod.gpus}")
+        raise SpecError(f"--gpus must be at least 0, not {pod.gpus}")
     if pod.gpu_type and not pod.gpus:
-        raise SpecError(f"--gpu-type {pod.gpu_type} without GPUs", hint="add --gpus N")
+        raise SpecError(f"--gpu-type {pod.gpu_type} requires GPUs", hint="add --gpus N")
     check_label_key("--gpu-resource", pod.gpu_resource)
     for name, value in pod.requests.items():
         _check_request(pod, name, value)
     if pod.shm and pod.memory and read_quantity(pod.shm) > read_quantity(pod.memory):
         raise SpecError(
-            f"--shm {pod.shm} is more than --memory {pod.memory}, of which it is a part",
+            f"--shm {pod.shm} exceeds --memory {pod.memory}, which includes it",
             hint="raise --memory or lower --shm",
         )
 
@@ -247,4 +250,4 @@ def _check_mounts(pod: PodSpec) -> None:
     paths = [path for mount in (*pod.volumes, *pod.secrets) if (path := getattr(mount, "path", ""))]
     for path in paths:
         if paths.count(path) > 1:
-            raise SpecError(f"{path} is mounted twice", hint="give each volume its own path")
+            raise SpecError(f"{path} is mounted twice", hint="use a different path for each volume")

@@ -377,7 +377,7 @@ def _read_step(step: str, known: TrainerJob) -> int | None:
     if not step.startswith(_NODE) or not number.isdecimal():
         num_nodes = known.job.status().num_nodes
         raise WrongArgument(
-            f"there is no step {step!r}",
+            f"unknown step {step!r}",
             hint=f"the steps are node-0 to node-{num_nodes - 1}, or all",
         )
     return int(number)

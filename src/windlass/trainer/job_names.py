@@ -116,7 +116,7 @@ class JobNames:
                 return ref
         known = [self._read(ref).name for ref in refs]
         hint = did_you_mean(name, known, "list the jobs with client.list_jobs()", alike=0.5)
-        raise JobMissing(f"there is no job {name!r}", hint=hint)
+        raise JobMissing(f"job {name!r} not found", hint=hint)
 
     def _list_refs(self) -> list[JobRef]:
         namespace = self._place["namespace"]
@@ -150,8 +150,8 @@ def _check_name(name: object) -> None:
     if name and not is_valid:
         near = object_name(name, MAX_ID)
         raise WrongArgument(
-            f"{name!r:.80} is not a valid job name: use lowercase letters, digits and -, starting with a "
-            f"letter, at most {MAX_ID} characters",
+            f"invalid job name {name!r:.80}: use at most {MAX_ID} lowercase letters, digits and hyphens, "
+            "starting with a letter",
             hint=f"did you mean {near}?" if near else "my-job",
         )
 

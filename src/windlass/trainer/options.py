@@ -129,5 +129,7 @@ def _read_words(values: Mapping[str, Any], kind: str) -> tuple[str, ...]:
 
 def _check_seconds(seconds: Any) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, int) or seconds < 1:
-        raise WrongArgument(f"ActiveDeadlineSeconds must be a whole number from 1, not {seconds!r}")
+        raise WrongArgument(
+            f"ActiveDeadlineSeconds must be a whole number of at least 1, not {seconds!r}"
+        )
     return seconds

@@ -74,7 +74,7 @@ def find_runtime(wanted: str | Runtime | None, runtimes: list[Runtime]) -> Runti
             return runtime
     known = [runtime.name for runtime in runtimes]
     hint = did_you_mean(name, known) if known else "ask an admin of the cluster to create one"
-    raise WrongArgument(f"there is no runtime {name!r}", hint=hint)
+    raise WrongArgument(f"unknown runtime {name!r}", hint=hint)
 
 
 def read_runtime(body: Object) -> Runtime:

@@ -51,7 +51,7 @@ class CommandCall:
         try:
             code = subprocess.run(words, env=env, check=False).returncode
         except FileNotFoundError as error:
-            raise FileNotFoundError(f"there is no command {words[0]!r} on this node") from error
+            raise FileNotFoundError(f"command {words[0]!r} not found on this node") from error
         if code:
             raise subprocess.CalledProcessError(code, words)
         return 0

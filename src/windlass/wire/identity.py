@@ -47,7 +47,7 @@ def read_role_uri(uri: str) -> tuple[str, str]:
 def _checked(job_id: str) -> str:
     if not _LABEL.fullmatch(job_id):
         raise SpecError(
-            f"the job id {job_id!r:.80} cannot be part of a host name",
-            hint="use at most 63 of a-z, 0-9 and -, with a letter or digit first and last",
+            f"invalid job ID {job_id!r:.80}: it must be valid in a host name",
+            hint="use at most 63 lowercase letters, digits and hyphens, starting and ending without a hyphen",
         )
     return job_id

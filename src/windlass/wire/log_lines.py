@@ -64,7 +64,7 @@ class LogQuery:
             re.compile(self.grep or "")
         except re.error as error:
             raise SpecError(
-                f"{self.grep!r} is not a regular expression: {error}",
+                f"{self.grep!r} is not a valid regular expression: {error}",
                 hint="put a backslash before characters like [ ( * + ?",
             ) from error
 

@@ -173,8 +173,8 @@ def test_command_always_runs_as_a_command(asked):
 @pytest.mark.parametrize(
     ("wrong", "message", "hint"),
     [
-        ("pytroch", "there is no framework 'pytroch'", "did you mean 'pytorch'?"),
-        ("zzz", "there is no framework 'zzz'", "there are pytorch, spmd, command"),
+        ("pytroch", "unknown framework 'pytroch'", "did you mean 'pytorch'?"),
+        ("zzz", "unknown framework 'zzz'", "there are pytorch, spmd, command"),
     ],
 )
 def test_unknown_names(wrong, message, hint):

@@ -97,5 +97,5 @@ def test_interrupt_after_a_fault_is_reported_as_the_fault(monkeypatch):
 
 def test_no_mesh_outside_monarch_work(monkeypatch):
     monkeypatch.delenv("WINDLASS_MONARCH_WORKERS", raising=False)
-    with pytest.raises(SpecError, match="there is no Monarch mesh here"):
+    with pytest.raises(SpecError, match="no Monarch mesh is available here"):
         attach_own()

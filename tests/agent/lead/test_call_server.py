@@ -164,7 +164,7 @@ def test_profile_is_sent_once_per_link():
             await client.end_of(f"call-{number}")
         other.say(AskCall(id="call-2", profile="mine"))
         why = (await other.hear(Refused)).why
-        assert why == "the call 'call-2' names a profile that was not sent"
+        assert why == "the call 'call-2' refers to a profile that was not sent"
         await until(lambda: other.has_hung_up, "the other client is disconnected")
         assert (await client.info()).num_calls == 2
 

@@ -38,7 +38,7 @@ def test_node_outside_the_job_is_refused(tmp_path, index):
     async def visit(scene):
         peer = await scene.visit(index)
         await until(lambda: peer.has_hung_up, "it is disconnected")
-        assert peer.find("refused")["why"] == f"there is no node {index} in this job"
+        assert peer.find("refused")["why"] == f"node {index} is not part of this job"
 
     run_lead_server(tmp_path, visit)
 

@@ -91,8 +91,8 @@ def test_client_that_sends_wrong_inputs_is_refused(tmp_path):
         send(client, names.PAYLOAD_FILE, b"other", total_bytes=5)
         await until(lambda: client.has_hung_up, "it is disconnected")
         refused = client.find("refused")
-        assert refused["why"] == "payload.pkl is not the one that was planned"
-        assert refused["hint"] == "submit again"
+        assert refused["why"] == "payload.pkl differs from the one in the plan"
+        assert refused["hint"] == "submit the job again"
         assert not scene.folder.payload.exists()
 
     plan = make_job(inputs=(make_input(names.PAYLOAD_FILE, b"right"),))

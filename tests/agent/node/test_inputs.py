@@ -100,9 +100,9 @@ def test_last_input_makes_the_node_ready(folder, secret, bundle):
 def test_file_that_differs_from_the_plan_is_refused(folder, secret, data):
     (secret / names.PAYLOAD_FILE).write_bytes(data)
     inputs = make_inputs(folder, payload=b"pickled")
-    with pytest.raises(BundleError, match="is not the one that was planned") as caught:
+    with pytest.raises(BundleError, match="differs from the one in the plan") as caught:
         inputs.find(secret)
-    assert caught.value.hint == "submit again"
+    assert caught.value.hint == "submit the job again"
     assert not inputs.is_ready
     assert not folder.payload.exists()
     assert (secret / names.PAYLOAD_FILE).exists()
@@ -112,7 +112,7 @@ def test_refused_file_is_deleted(folder):
     """Otherwise, other nodes would get it, and its size would keep the right one from being sent."""
     inputs = make_inputs(folder, payload=b"pickled")
     folder.payload.write_bytes(b"pickles")
-    with pytest.raises(BundleError, match=r"payload\.pkl is not the one that was planned"):
+    with pytest.raises(BundleError, match=r"payload\.pkl differs from the one in the plan"):
         inputs.arrived(names.PAYLOAD_FILE)
     assert not folder.payload.exists()
     folder.payload.write_bytes(b"pickled")

@@ -175,7 +175,7 @@ def test_call_is_never_repeated_to_another_lead():
     with scripted(break_connection, another) as home:
         call = home.make_call()
         call.send()
-        with pytest.raises(NodeLost, match="node 0 was lost during the call"):
+        with pytest.raises(NodeLost, match="was lost together with node 0"):
             call.follow()
         call.release(is_broken=True)
 

@@ -172,7 +172,7 @@ def test_decorators_come_in_any_order_and_number():
             lambda: kt.distribute("pytroch"),
             "no framework 'pytroch'\n  hint: did you mean 'pytorch'",
         ),
-        (lambda: kt.distribute(workers=0), "workers must be 1 or more"),
+        (lambda: kt.distribute(workers=0), "workers must be at least 1"),
         (lambda: kt.compute(gpus=1)(3), "only functions and classes can be decorated, not 3"),
         (lambda: kt.compute(8), "only functions and classes can be decorated, not 8"),
         (

@@ -54,7 +54,7 @@ def test_misspelt_keywords():
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", True, None])
 def test_numbers(wrong):
-    with pytest.raises(SpecError, match="workers must be 1 or more"):
+    with pytest.raises(SpecError, match="workers must be at least 1"):
         make_spread(workers=wrong)
 
 
@@ -66,6 +66,6 @@ def test_a_range_of_nodes():
 
 @pytest.mark.parametrize("wrong", ["4:2", "0:2", ":2", "2:", "a:b", "2-4", "-1:2"])
 def test_invalid_ranges(wrong):
-    with pytest.raises(SpecError, match="workers must be 1 or more, or MIN:MAX") as caught:
+    with pytest.raises(SpecError, match="workers must be at least 1, or MIN:MAX") as caught:
         make_spread(workers=wrong)
     assert 'workers="2:4"' in caught.value.hint

@@ -75,12 +75,12 @@ def test_references(ref):
 @pytest.mark.parametrize(
     ("ref", "hint"),
     [
-        ("a b", "write NAME:TAG"),
+        ("a b", "use NAME:TAG"),
         ("docker://torch:1", "remove docker://"),
-        ("torch:", "write NAME:TAG"),
+        ("torch:", "use NAME:TAG"),
         ("Torch:1", "must be lowercase"),
-        ("torch:1\n", "write NAME:TAG"),
-        (7, "write NAME:TAG"),
+        ("torch:1\n", "use NAME:TAG"),
+        (7, "use NAME:TAG"),
     ],
 )
 def test_invalid_references(ref, hint):
@@ -132,17 +132,17 @@ def test_invalid_packages(given, hint):
 def test_commands():
     assert wl.Image().run(["echo", "a b"]).plain_steps()[0]["command"] == "echo 'a b'"
     for bad in ("", "  ", 3, [], ["a", 1], "a\0b"):
-        with pytest.raises(wl.SpecError, match="run needs a command as text"):
+        with pytest.raises(wl.SpecError, match="run takes a command as a string"):
             wl.Image().run(bad)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"A B": "1"}, "'A B' is not a valid name"),
-        ({"RANK": "1"}, "RANK is set for each rank"),
-        ({"A": None}, "must be text or a number, not NoneType"),
-        ({"A": True}, "must be text or a number, not bool"),
+        ({"A B": "1"}, "invalid environment variable name 'A B'"),
+        ({"RANK": "1"}, "an image cannot set RANK"),
+        ({"A": None}, "must be a string or a number, not NoneType"),
+        ({"A": True}, "must be a string or a number, not bool"),
         ({"A": "\0"}, "must be text"),
     ],
 )
@@ -177,7 +177,7 @@ def test_invalid_tags(tag, hint):
 
 
 def test_invalid_steps():
-    with pytest.raises(wl.SpecError, match="'pip install x' is not a step of an image"):
+    with pytest.raises(wl.SpecError, match="invalid image step 'pip install x'"):
         wl.Image(steps=["pip install x"])
 
 

@@ -66,20 +66,20 @@ def test_newest_of_several_jobs_of_a_name_is_found(known):
 def test_ambiguous_prefix_is_refused(known):
     known(("train-abcde", "a"), ("train-abxyz", "b"))
     with pytest.raises(
-        wl.SpecError, match="'train-ab' could be any of train-abxyz, train-abcde"
+        wl.SpecError, match="'train-ab' is ambiguous: it matches train-abxyz, train-abcde"
     ) as caught:
         wl.attach("train-ab")
-    assert caught.value.hint == "write more of the ID"
+    assert caught.value.hint == "use more of the ID"
 
 
 @pytest.mark.parametrize(
     ("text", "cls", "says"),
     [
-        ("", wl.SpecError, "no job was named"),
-        ("nope", wl.JobNotFound, "there is no job 'nope' here"),
-        ("kubernets://x", wl.SpecError, "there is no engine 'kubernets'"),
-        ("local://../../etc", wl.JobNotFound, "there is no job"),
-        ("local://", wl.SpecError, "no job was named"),
+        ("", wl.SpecError, "no job given"),
+        ("nope", wl.JobNotFound, "job 'nope' not found on this machine"),
+        ("kubernets://x", wl.SpecError, "unknown engine 'kubernets'"),
+        ("local://../../etc", wl.JobNotFound, "not found"),
+        ("local://", wl.SpecError, "no job given"),
     ],
 )
 def test_mistakes(known, text, cls, says):
@@ -99,7 +99,7 @@ def test_all_of_them_newest_first(known):
 
 @pytest.mark.parametrize("ref", ["kubernetes://team/", "kubernetes://", "kubernetes:///"])
 def test_reference_without_an_id_is_a_search(ref):
-    with pytest.raises(SpecError, match="no job was named"):
+    with pytest.raises(SpecError, match="no job given"):
         wl.attach(ref)
 
 
@@ -107,7 +107,7 @@ def test_reference_without_an_id_is_a_search(ref):
     "ref", ["kubernetes://team/../x", "kubernetes://Team/x", "kubernetes://a/b_c"]
 )
 def test_a_reference_is_made_of_names(ref):
-    with pytest.raises(SpecError, match="cannot be in a reference"):
+    with pytest.raises(SpecError, match="is not valid in a job reference"):
         wl.attach(ref)
 
 

@@ -42,10 +42,10 @@ def test_arguments_of_a_function_are_sent():
         (print, None, "not in the image"),
         ("", None, "nothing to run"),
         ([], None, "nothing to run"),
-        ("-m ", None, "-m needs the name of a module"),
+        ("-m ", None, "-m requires the name of a module"),
         ("/app/train.py::", None, "does not name a function"),
         ("::main", None, "does not name a function"),
-        ("/app/train.py", {"lr": 1}, "keyword arguments go to functions"),
+        ("/app/train.py", {"lr": 1}, "keyword arguments can be passed only to functions"),
     ],
     ids=str,
 )

@@ -57,7 +57,7 @@ def test_mesh_pods_match_what_monarch_clients_look_for(tmp_path):
     }
     assert pod.open_ports == (26600,)
     assert pod_of(tmp_path).open_ports == ()
-    with pytest.raises(SpecError, match="'ddp-mesh' is not a valid name of a Monarch mesh"):
+    with pytest.raises(SpecError, match="invalid Monarch mesh name 'ddp-mesh'"):
         pod_of(tmp_path, mesh_name="ddp-mesh")
 
 
@@ -88,9 +88,9 @@ def test_a_patch_in_any_form(tmp_path):
     ("given", "says"),
     [
         ("none.yaml", "cannot read the patch"),
-        ("spec: [", "the patch is not YAML"),
-        ("{}", "the patch is not a table"),
-        ("- a: b", "the patch is not a table"),
+        ("spec: [", "the patch is not valid YAML"),
+        ("{}", "the patch must be a table"),
+        ("- a: b", "the patch must be a table"),
         ("hostNetwork: true", "the patch has 'hostNetwork' at its top"),
     ],
 )

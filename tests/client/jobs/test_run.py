@@ -88,8 +88,8 @@ def test_targets_in_the_image_are_not_checked_here():
     ("flags", "says"),
     [
         ({"nodes": 0}, "--nodes must be at least 1"),
-        ({"nods": 2}, "there is no setting 'nods'"),
-        ({"engine": "locl"}, "there is no engine 'locl'"),
+        ({"nods": 2}, "unknown setting 'nods'"),
+        ({"engine": "locl"}, "unknown engine 'locl'"),
         ({"env": {"A-B": "x"}}, "'A-B' is not a valid name"),
         ({"timeout_s": 0}, "--timeout must be more than 0"),
         ({"start": "thread"}, "--start must be one of"),
@@ -125,6 +125,6 @@ def test_misplaced_function_arguments_have_a_hint(call, hint):
 
 @pytest.mark.parametrize("call", [wl.run, wl.submit])
 def test_pod_settings_are_refused_without_pods(call, home):
-    with pytest.raises(wl.SpecError, match="--memory is for pods, and the engine local has none"):
+    with pytest.raises(wl.SpecError, match="--memory is for pods, but the engine local has none"):
         call(len, [[1]], memory="1Gi")
     assert not (home / "jobs").exists()

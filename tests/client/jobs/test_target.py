@@ -126,30 +126,35 @@ def test_paths_are_relative_to_the_given_folder(project, monkeypatch):
         ([], {}, "nothing to run", "windlass run train.py"),
         ([], {"a": 1}, "nothing to run", "windlass run train.py"),
         ([""], {}, "nothing to run", "windlass run train.py"),
-        ("trian.py", {}, "there is no script trian.py", "did you mean train.py?"),
-        ("sub/deeep.py", {}, "there is no script sub/deeep.py", "did you mean sub/deep.py?"),
-        ("zzzzzz.py", {}, "there is no script zzzzzz.py", "evaluate.py, train.py"),
-        ("nowhere/x.py", {}, "there is no script nowhere/x.py", "has no scripts"),
+        ("trian.py", {}, "script not found: trian.py", "did you mean train.py?"),
+        ("sub/deeep.py", {}, "script not found: sub/deeep.py", "did you mean sub/deep.py?"),
+        ("zzzzzz.py", {}, "script not found: zzzzzz.py", "evaluate.py, train.py"),
+        ("nowhere/x.py", {}, "script not found: nowhere/x.py", "has no scripts"),
         ("sub", {}, "sub is a folder", "windlass run sub/train.py"),
-        ("trian.py::main", {}, "there is no script trian.py", "did you mean train.py?"),
-        ("train.py::", {}, "'' is not the name of a function", "FILE.py::FUNCTION"),
-        ("train.py::a b", {}, "'a b' is not the name of a function", "FILE.py::FUNCTION"),
-        ("train.py::a::b", {}, "'a::b' is not the name of a function", "FILE.py::FUNCTION"),
-        ("::main", {}, "there is no file before ::main", "FILE.py::FUNCTION"),
-        ("-m", {}, "-m needs the name of a module", "windlass run -m package.module"),
-        (["-m"], {}, "-m needs the name of a module", "windlass run -m package.module"),
+        ("trian.py::main", {}, "script not found: trian.py", "did you mean train.py?"),
+        ("train.py::", {}, "invalid function name ''", "FILE.py::FUNCTION"),
+        ("train.py::a b", {}, "invalid function name 'a b'", "FILE.py::FUNCTION"),
+        ("train.py::a::b", {}, "invalid function name 'a::b'", "FILE.py::FUNCTION"),
+        ("::main", {}, "no file given before ::main", "FILE.py::FUNCTION"),
+        ("-m", {}, "-m requires the name of a module", "windlass run -m package.module"),
+        (["-m"], {}, "-m requires the name of a module", "windlass run -m package.module"),
         (
             "no-such-command",
             {},
-            "there is no script and no command 'no-such-command'",
+            "no script or command named 'no-such-command'",
             "scripts in",
         ),
-        ("train", {}, "there is no script and no command 'train'", "did you mean train.py?"),
-        ("train.py", {"lr": 1}, "keyword arguments go to functions, not to train.py", "args=[...]"),
+        ("train", {}, "no script or command named 'train'", "did you mean train.py?"),
+        (
+            "train.py",
+            {"lr": 1},
+            "keyword arguments can be passed only to functions, not to train.py",
+            "args=[...]",
+        ),
         (
             ["sh", "-c", "true"],
             {"x": 1},
-            "keyword arguments go to functions, not to sh",
+            "keyword arguments can be passed only to functions, not to sh",
             "args=[...]",
         ),
         (None, {}, "cannot run None", "a function, a script"),
@@ -169,7 +174,7 @@ def test_unreadable_script(project):
     (project / "train.py").chmod(0)
     if os.access(project / "train.py", os.R_OK):
         pytest.skip("root reads everything")
-    with pytest.raises(SpecError, match=r"train.py cannot be read") as caught:
+    with pytest.raises(SpecError, match=r"cannot read train.py") as caught:
         read_work_target("train.py", cwd=project)
     assert caught.value.hint == "chmod u+r train.py"
 

@@ -85,7 +85,7 @@ def test_jobs_are_listed_newest_first_and_computes_by_their_work(engine, cluster
 
 def test_unknown_job_is_not_found(engine, cluster, dialect) -> None:
     cluster.objects = {dialect.kind.plural: [], "rayjobs": [], "secrets": []}
-    with pytest.raises(JobNotFound, match="there is no job 'nope-ab2cd'") as caught:
+    with pytest.raises(JobNotFound, match="job 'nope-ab2cd' not found") as caught:
         engine.status(JobRef(dialect.name, "nope-ab2cd", "space"))
     assert f"windlass ls -e {dialect.name}" in caught.value.hint
 

@@ -255,5 +255,5 @@ def test_missing_capability_is_refused(dialect) -> None:
     unable = replace(dialect, can=dialect.can - {"timeout"})
     plan = make_job_plan(dialect, timeout_s=60.0)
     check_capabilities(dialect, plan)
-    with pytest.raises(SpecError, match=f"the engine {dialect.name} cannot do: timeout"):
+    with pytest.raises(SpecError, match=f"the engine {dialect.name} does not support: timeout"):
         check_capabilities(unable, plan)

@@ -67,5 +67,5 @@ def test_request_above_the_quota_never_starts(dialect, queue):
     job = wl.submit(["true"], queue=queue, cpus="8", memory="512Mi")
     why = read_why(job, QUEUE_TOO_SMALL)
     assert f'it will never start in the queue "{queue}"' in why.sentence
-    assert "it asks for 8 cpu in all, but the queue's total quota is 1" in why.sentence
+    assert "it requests 8 cpu in total, but the queue's total quota is 1" in why.sentence
     assert "--cpus" in why.next

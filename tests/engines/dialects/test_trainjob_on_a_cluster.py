@@ -119,9 +119,7 @@ def test_runtime_of_the_namespace_is_used_unchanged(api):
 
 
 def test_unknown_runtime_is_refused_with_the_known_ones(api):
-    with pytest.raises(
-        SpecError, match="there is no TrainingRuntime or ClusterTrainingRuntime"
-    ) as e:
+    with pytest.raises(SpecError, match="no TrainingRuntime or ClusterTrainingRuntime") as e:
         wl.submit(["true"], runtime="torch-distribute")
     assert "torch-distributed" in e.value.hint
     assert (wl.jobs(), runtimes_of_jobs(api)) == ([], [])

@@ -216,7 +216,7 @@ def test_other_rendezvous():
     assert other == shell
     assert "endpoint=etcd:2379" in shell
     assert "is_host" not in shell
-    with pytest.raises(SpecError, match="needs the address of a server"):
+    with pytest.raises(SpecError, match="requires the address of a server"):
         Rendezvous(backend="etcd-v2")
 
 

@@ -51,7 +51,7 @@ def test_fields_of_older_operators(version):
 def test_engine_uses_this_export():
     assert load_plain("trainjob") is make_plain_trainjob
     assert load_plain("trainjob", "2.2") is load_plain("trainjob", "3.0") is make_plain_trainjob
-    with pytest.raises(SpecError, match="is not a version of an operator"):
+    with pytest.raises(SpecError, match="invalid operator version"):
         load_plain("trainjob", "new")
 
 

@@ -173,9 +173,7 @@ def test_run_id_is_kept_in_the_folder_and_a_checkpoint_overrides_it(tmp_path: Pa
 
 
 def test_unknown_tracker_is_named_with_the_nearest_match(tmp_path: Path) -> None:
-    with pytest.raises(
-        SpecError, match=r"there is no tracker 'mlfow'\n  hint: did you mean mlflow\?"
-    ):
+    with pytest.raises(SpecError, match=r"unknown tracker 'mlfow'\n  hint: did you mean mlflow\?"):
         trackers_of(tmp_path, names="jsonl, mlfow")
 
 

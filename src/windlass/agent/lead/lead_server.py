@@ -410,13 +410,13 @@ class LeadServer:
     async def _take_node(self, link: Link, hello: Hello) -> None:
         index = hello.node or 0
         if index == 0 or not self._lead.nodes.knows(index):
-            raise ProtocolError(f"there is no node {index} in this job")
+            raise ProtocolError(f"node {index} is not part of this job")
         if not self._has_index(link, index, hello):
             return
         # a leaving node still counts, because its ranks may be running
         if index in self._nodes:
             raise ProtocolError(
-                f"node {index} is already connected", hint="wait until its other agent has ended"
+                f"node {index} is already connected", hint="wait until its other agent exits"
             )
         self._nodes.add(index)
         node = NodeLink(

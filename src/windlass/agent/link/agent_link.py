@@ -190,7 +190,9 @@ class Link(asyncio.Protocol):
         try:
             frame = await frames.__anext__()
         except StopAsyncIteration:
-            raise ConnectionResetError(f"{self.peer} hung up without sending anything") from None
+            raise ConnectionResetError(
+                f"{self.peer} closed the connection without sending anything"
+            ) from None
         finally:
             await frames.aclose()
         self._early = frame

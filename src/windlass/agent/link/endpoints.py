@@ -112,7 +112,7 @@ async def _read_hello(frames: AsyncIterator[Frame], timeout_s: float | None) -> 
     try:
         return await asyncio.wait_for(frames.__anext__(), timeout_s)
     except StopAsyncIteration:
-        return "it hung up before its hello"
+        return "it closed the connection before its hello"
     except asyncio.TimeoutError:
         return f"no hello within {timeout_s:g} s"
 
@@ -124,7 +124,7 @@ def _check_certificate(link: Link, hello: Hello) -> None:
     job_id, role = read_role(link.certificate)
     if (job_id, role) != (hello.job_id, hello.role):
         raise ProtocolError(
-            f"the peer calls itself {hello.role} of {hello.job_id}, "
+            f"the peer claims to be {hello.role} of {hello.job_id}, but "
             f"its certificate says {role} of {job_id}",
             hint="use the certificate of that role",
         )
@@ -194,7 +194,7 @@ async def _connect_tls(place: TlsPlace, hello: Hello, timeout_s: float) -> Link:
         logged = _log_change(place, problem, logged)
         if loop.time() + pause_s > deadline:
             why = render_trouble(problem)
-            raise TimeoutError(f"{place} cannot be reached in {timeout_s:g} s: {why}") from problem
+            raise TimeoutError(f"cannot reach {place} within {timeout_s:g} s: {why}") from problem
         await asyncio.sleep(pause_s)
         pause_s = min(_LAST_PAUSE_S, pause_s * 1.5)
 
@@ -219,7 +219,7 @@ async def _try_tls(place: TlsPlace, hello: Hello, left_s: float, *, connect_s: f
     try:
         await dial(link, place, server_hostname=name, timeout_s=timeout_s, connect_s=connect_s)
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
-        raise ConnectionResetError("it hung up during the TLS handshake") from error
+        raise ConnectionResetError("it closed the connection during the TLS handshake") from error
     except ssl.SSLError as error:
         raise _Distrust(render_trouble(error)) from error
     try:

@@ -172,7 +172,9 @@ class _Callee:
     def _stream(self, order: RunCall, value: Any) -> Any:
         """Send the items of rank 0's generator as it yields them, and return its return value."""
         if not isinstance(value, Iterator):
-            raise TypeError(f"stream=True needs a generator, and this returned {value!r:.80}")
+            raise TypeError(
+                f"stream=True requires a generator, but the call returned {value!r:.80}"
+            )
         if self._rank != 0:
             return None
         ahead = 0

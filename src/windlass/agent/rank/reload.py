@@ -58,7 +58,7 @@ def import_freshly(roots: Iterable[str]) -> None:
     def hook(path: str) -> Any:
         inside = os.path.join(os.path.abspath(path or "."), "")
         if not inside.startswith(prefixes) or "site-packages" in inside:
-            raise ImportError("not of the project")
+            raise ImportError("not part of the project")
         return make(path)
 
     sys.path_hooks.insert(0, hook)

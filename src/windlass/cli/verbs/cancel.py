@@ -72,7 +72,8 @@ def rm(job_texts: tuple[str, ...], ended: bool, as_json: bool) -> None:
     settings = load_settings()
     if not job_texts and not ended:
         raise SpecError(
-            "no job was named", hint="windlass rm JOB..., or windlass rm --ended for all ended"
+            "no job given",
+            hint="run `windlass rm JOB...`, or `windlass rm --ended` for all ended jobs",
         )
     jobs = {job.id: job for job in (find_job(text, settings) for text in job_texts)}
     _check_ended(list(jobs.values()))
@@ -103,4 +104,4 @@ def _check_ended(jobs: list[Job]) -> None:
     if alive:
         phases = ", ".join(f"{job.id} is still {job.status().phase.value}" for job in alive)
         named = " ".join(job.id for job in alive)
-        raise SpecError(phases, hint=f"windlass cancel {named}, then rm again")
+        raise SpecError(phases, hint=f"run `windlass cancel {named}`, then `windlass rm` again")

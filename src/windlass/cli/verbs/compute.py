@@ -128,9 +128,7 @@ def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
     """
     wheres = places(place_flags())
     if is_all == bool(texts):
-        raise SpecError(
-            "name the computes to end, or give --all", hint="windlass compute rm NAME..., or --all"
-        )
+        raise SpecError("no compute given", hint="run `windlass compute rm NAME...`, or pass --all")
     if is_all:
         there = [(where, living) for where in wheres for living in list_living(where)]
         computes = [
@@ -183,7 +181,7 @@ def scale(text: str, num_nodes: int, as_json: bool) -> None:
     if num_nodes < before.num_nodes and before.state == "at work":
         raise SpecError(
             f"{living.name} is running calls, which would lose nodes",
-            hint=f"wait for them (windlass compute ls), or windlass compute rm {living.name}",
+            hint=f"wait for them (`windlass compute ls`), or run `windlass compute rm {living.name}`",
         )
     nodes = LiveNodes(living.name, living.where)
     nodes.adopt(living.ref)

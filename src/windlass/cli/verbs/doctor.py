@@ -105,7 +105,7 @@ def _find_rights(engine: str) -> Sequence[Right]:
     dialect = find_dialect(engine)
     if dialect is None:
         raise SpecError(
-            f"the engine {engine} needs no Role", hint="windlass doctor -e kubernetes --role"
+            f"the engine {engine} does not need a Role", hint="windlass doctor -e kubernetes --role"
         )
     return dialect.rights
 

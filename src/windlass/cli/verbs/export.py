@@ -105,7 +105,7 @@ def _write_split(engine: Renderer, documents: Sequence[dict[str, Any]], folder: 
 
     if not isinstance(engine, StatefulSetExport):
         raise SpecError(
-            f"--split is for the engine statefulset, not {engine.name}",
+            f"--split only works with the engine statefulset, not {engine.name}",
             hint="add -e statefulset, or leave out --split and redirect the output to a file",
         )
     paths = []
@@ -116,7 +116,7 @@ def _write_split(engine: Renderer, documents: Sequence[dict[str, Any]], folder: 
             paths.append(str(folder / name))
     except OSError as error:
         raise SpecError(
-            f"cannot write to {folder}: {error.strerror or error}", hint="name another folder"
+            f"cannot write to {folder}: {error.strerror or error}", hint="choose another folder"
         ) from error
     return paths
 
@@ -143,7 +143,7 @@ def _render_plain(prepared: Prepared, version: str) -> list[dict[str, Any]]:
 
     if prepared.plan.pod is None:
         raise SpecError(
-            f"--plain exports pods, and the engine {prepared.plan.engine} has none",
+            f"--plain exports pods, but the engine {prepared.plan.engine} has none",
             hint="add -e kubernetes",
         )
     make_plain = load_plain(prepared.plan.engine, version)

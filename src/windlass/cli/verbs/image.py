@@ -63,13 +63,13 @@ def find_image(variables: Mapping[str, Any], name: str, file: str) -> Image:
             kind = type(variables[name]).__name__
             raise SpecError(f"{name} in {file} is a {kind} without an image", hint=_list(images))
         hint = did_you_mean(name, images, _list(images))
-        raise SpecError(f"there is no {name!r} in {file}", hint=hint)
+        raise SpecError(f"{name!r} not found in {file}", hint=hint)
     several = list({id(image): image for image in images.values()}.values())
     if not several:
         raise SpecError(f"{file} has no Image and no Compute with one", hint=_list(images))
     if any(image != several[0] for image in several):
         raise SpecError(
-            f"{file} has several images", hint=f"name one: {file}::{next(iter(images))}"
+            f"{file} has several images", hint=f"choose one: {file}::{next(iter(images))}"
         )
     return several[0]
 
@@ -96,8 +96,8 @@ def _import(path: Path) -> dict[str, Any]:
 
     if not path.is_file():
         files = sorted(other.name for other in path.parent.glob("*.py"))
-        hint = did_you_mean(path.name, files, "name a Python file", show=path.parent.joinpath)
-        raise SpecError(f"there is no file {path}", hint=hint)
+        hint = did_you_mean(path.name, files, "pass a Python file", show=path.parent.joinpath)
+        raise SpecError(f"file not found: {path}", hint=hint)
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         return runpy.run_path(str(path), run_name="__windlass__")

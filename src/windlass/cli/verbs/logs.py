@@ -82,8 +82,8 @@ def read_since(text: str, *, now_s: float) -> float:
         return now_s - read_duration(text)
     except SpecError as error:
         raise SpecError(
-            f"--since {text!r:.60} is neither a duration nor a point in time",
-            hint="write it like 90s, 5m, 2h or 2026-01-31T12:00",
+            f"--since must be a duration or a point in time, not {text!r:.60}",
+            hint="use a value such as 90s, 5m, 2h or 2026-01-31T12:00",
         ) from error
 
 
@@ -92,7 +92,7 @@ def _check_grep(pattern: str | None) -> None:
         re.compile(pattern or "")
     except re.error as error:
         raise SpecError(
-            f"--grep {pattern!r:.60} is not a regular expression: {error}",
+            f"--grep {pattern!r:.60} is not a valid regular expression: {error}",
             hint="put a backslash before literal characters: \\[ \\( \\*",
         ) from error
 
@@ -103,7 +103,7 @@ def _check_bounds(status: JobStatus, **wanted: int | None) -> None:
         if number is not None and not 0 <= number < sizes[what]:
             there = f"0 to {sizes[what] - 1}" if sizes[what] > 1 else "0 only"
             raise SpecError(
-                f"there is no {what} {number}", hint=f"{status.job_id} has {what} {there}"
+                f"{what} {number} does not exist", hint=f"{status.job_id} has {what} {there}"
             )
 
 

@@ -72,10 +72,10 @@ def _read(place: str) -> list[tuple[str, TrainingRow]]:
         for row in make_report_rows(file.absolute().parent.name, read_sessions(file))
     ]
     if not rows:
-        missing = "no steps are in" if files else f"there is no {names.METRICS_FILE} in"
+        missing = "no steps found in" if files else f"no {names.METRICS_FILE} found in"
         raise SpecError(
             f"{missing} {folder}",
-            hint="a training of windlass.train writes it into its run's folder, <out>/<run>, when it logs",
+            hint="windlass.train writes it to the run's folder, <out>/<run>, when it logs",
         )
     return rows
 
@@ -104,12 +104,12 @@ def _output_of(job_text: str) -> Path:
     if not job.is_here:
         raise SpecError(
             f"{job.id} ran in pods: what it wrote to {out or names.POD_OUT} is not on this machine",
-            hint="copy the run's folder from its volume (kubectl cp), then windlass report FOLDER",
+            hint="copy the run's folder from its volume (kubectl cp), then run `windlass report FOLDER`",
         )
     if not out or not Path(out).is_dir():
         raise SpecError(
             f"{job.id} wrote nothing to its output folder, {out or '(none)'}",
-            hint="windlass report FOLDER, if it wrote elsewhere",
+            hint="if it wrote elsewhere, run `windlass report FOLDER`",
         )
     return Path(out)
 

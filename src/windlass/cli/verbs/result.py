@@ -127,7 +127,7 @@ def result(job_text: str, rank: int | None, as_json: bool) -> int:
         )
     if rank is not None and not 0 <= rank < status.num_ranks:
         raise SpecError(
-            f"there is no rank {rank}", hint=f"{job.id} has ranks 0 to {status.num_ranks - 1}"
+            f"rank {rank} does not exist", hint=f"{job.id} has ranks 0 to {status.num_ranks - 1}"
         )
     outcomes = job.outcomes()
     if as_json:

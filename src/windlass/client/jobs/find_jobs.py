@@ -81,7 +81,7 @@ def find_job(text: str, settings: Settings) -> Job:
     """Return the job that `text` names. COMPUTE.CALL is a call on a compute, unless a job has that name."""
     name, separator, job_id = text.rpartition("://")
     if not job_id:
-        raise SpecError("no job was named", hint="windlass ls lists the jobs")
+        raise SpecError("no job given", hint="run `windlass ls` to list the jobs")
     job_here = None if separator else _find_here(job_id, settings)
     if job_here is not None:
         return job_here
@@ -114,12 +114,13 @@ def _find_at(engine: Engine, job_id: str) -> Job:
     """Return a job by its reference."""
     place, _, inside = job_id.rpartition("/")
     if not inside:
-        raise SpecError("no job was named", hint="windlass ls lists the jobs")
+        raise SpecError("no job given", hint="run `windlass ls` to list the jobs")
     if place and "pods" in engine.can:
         for label in (place, inside):
             if not _LABEL.fullmatch(label):
                 raise SpecError(
-                    f"{label!r:.80} cannot be in a reference", hint=f"{engine.name}://NAMESPACE/ID"
+                    f"{label!r:.80} is not valid in a job reference",
+                    hint=f"use {engine.name}://NAMESPACE/ID",
                 )
         return Job(engine, JobRef(engine.name, inside, place))
     return _choose(engine, _match(engine, engine.jobs(), job_id), job_id)
@@ -141,8 +142,8 @@ def _choose(engine: Engine, matches: list[JobRef], job_id: str) -> Job:
         engine.status(ref)  # raises unless another program created the job
         return Job(engine, ref)
     raise SpecError(
-        f"{job_id!r} could be any of {', '.join(ref.job_id for ref in matches[:5])}",
-        hint="write more of the ID",
+        f"{job_id!r} is ambiguous: it matches {', '.join(ref.job_id for ref in matches[:5])}",
+        hint="use more of the ID",
     )
 
 

@@ -174,7 +174,7 @@ class Job:
         if not wait_until(self.done, timeout_s=timeout_s, say=say):
             raise WaitTimeout(
                 f"{self.id} is still {self.status().phase.value} after {timeout_s:g} s",
-                hint=f"it keeps running; windlass status {self.id}",
+                hint=f"it keeps running; `windlass status {self.id}` shows its state",
             )
         return self.status()
 
@@ -186,7 +186,7 @@ class Job:
         """
         values = self.results(timeout_s=timeout_s)
         if not 0 <= rank < len(values):
-            raise SpecError(f"there is no rank {rank}: the job has ranks 0 to {len(values) - 1}")
+            raise SpecError(f"rank {rank} does not exist: the job has ranks 0 to {len(values) - 1}")
         return values[rank]
 
     def results(self, *, timeout_s: float | None = None) -> list[Any]:

@@ -64,7 +64,7 @@ def check_num_nodes(command: str, num_nodes: int, keyword: str) -> None:
         flag = (_NNODES.search(command) or [""])[0].replace(" ", "=").partition("=")[0]
         raise SpecError(
             f"the command has {flag}={text}, but {num_nodes} node(s) would run it",
-            hint=f"remove {flag}, or write {keyword}{limits.max}",
+            hint=f"remove {flag}, or use {keyword}{limits.max}",
         )
 
 
@@ -85,7 +85,7 @@ def fit_launcher(work: Command, settings: Settings) -> tuple[Command, Settings]:
     if line.num_procs is not None and asked and asked != line.num_procs:
         raise SpecError(
             f"the command starts {line.num_procs} processes per node, but {asked} were requested",
-            hint=f"remove the number from the command, or write --procs {line.num_procs}",
+            hint=f"remove the number from the command, or use --procs {line.num_procs}",
         )
     procs = line.num_procs or asked or settings.gpus or 1
     sized = add_size_flags(replace(work, procs=procs), line, most)

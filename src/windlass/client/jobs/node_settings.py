@@ -138,8 +138,8 @@ def make_mesh_labels(name: str) -> dict[str, str]:
     """Return the labels by which Monarch's clients find the hosts of a mesh."""
     if not _MESH_NAME.fullmatch(name):
         raise SpecError(
-            f"{name!r:.80} is not a valid name of a Monarch mesh",
-            hint="use at most 63 lowercase letters and digits, starting with a letter, like ddpmesh",
+            f"invalid Monarch mesh name {name!r:.80}",
+            hint="use at most 63 lowercase letters and digits, starting with a letter, such as ddpmesh",
         )
     return {names.LABEL_APP: "monarch-worker", names.LABEL_MESH: name}
 
@@ -147,7 +147,7 @@ def make_mesh_labels(name: str) -> dict[str, str]:
 def _read_patch(given: str | Mapping[str, Any]) -> Mapping[str, Any]:
     patch = given if isinstance(given, Mapping) else _parse(given)
     if not isinstance(patch, Mapping) or not patch:
-        raise SpecError("the patch is not a table", hint=_PATCH_HINT)
+        raise SpecError("the patch must be a table", hint=_PATCH_HINT)
     if unknown := [key for key in patch if key not in ("metadata", "spec")]:
         raise SpecError(f"the patch has {unknown[0]!r} at its top level", hint=_PATCH_HINT)
     try:
@@ -169,11 +169,11 @@ def _parse(text: str) -> Any:
     except OSError as error:
         raise SpecError(
             f"cannot read the patch {text}: {error.strerror}",
-            hint=f"give a YAML file, or YAML itself; {_PATCH_HINT}",
+            hint=f"pass a YAML file or YAML text; {_PATCH_HINT}",
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = text if is_file else "the patch"
-        raise SpecError(f"{where} is not YAML: {error}", hint=_PATCH_HINT) from error
+        raise SpecError(f"{where} is not valid YAML: {error}", hint=_PATCH_HINT) from error
 
 
 def make_sizes(

@@ -31,7 +31,8 @@ def read_ports(text: str) -> tuple[int, int]:
     numbers = [here or there, there]
     if not all(number.isdecimal() and 0 < int(number) < 1 << 16 for number in numbers):
         raise SpecError(
-            f"{text!r:.40} is not a port", hint="write 8265, or LOCAL:PORT such as 9000:8265"
+            f"invalid port {text!r:.40}",
+            hint="use a port such as 8265, or LOCAL:PORT such as 9000:8265",
         )
     return int(numbers[0]), int(numbers[1])
 
@@ -60,7 +61,7 @@ def check_open(job: Job, port: int) -> None:
     if faults:
         raise EngineError(
             f"nothing listens at port {port} of node 0 of {job.id}: {faults[0]}",
-            hint=f"windlass status {job.id} shows whether the job runs",
+            hint=f"run `windlass status {job.id}` to check whether the job is running",
         ) from faults[0]
 
 
@@ -87,7 +88,7 @@ class PortForward:
             self._listener = socket.create_server((_LOOPBACK, local_port))
         except OSError as error:
             raise EngineError(
-                f"port {local_port} of this machine cannot be used: {error.strerror}",
+                f"cannot use port {local_port} of this machine: {error.strerror}",
                 hint=f"try another local port: {local_port + 1}:{port}",
             ) from error
         self.address = f"{_LOOPBACK}:{self._listener.getsockname()[1]}"

@@ -176,18 +176,18 @@ def _check_arguments(
     name = getattr(target, "__name__", "f") if callable(target) else "f"
     if not isinstance(args, Sequence) or (callable(target) and isinstance(args, (str, bytes))):
         raise SpecError(
-            f"args is {args!r:.60}, not a list of arguments",
+            f"args must be a list of arguments, not {args!r:.60}",
             hint=f"to pass it to {name}: wl.run({name}, args=[{args!r:.60}])",
         )
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise SpecError(
-            f"kwargs is {kwargs!r:.60}, not a dict", hint=f"wl.run({name}, kwargs={{...}})"
+            f"kwargs must be a dict, not {kwargs!r:.60}", hint=f"wl.run({name}, kwargs={{...}})"
         )
     unknown = [key for key in flags if key not in BY_NAME]
     if unknown and callable(target):
         key = unknown[0]
         raise SpecError(
-            f"there is no setting {key!r}",
+            f"unknown setting {key!r}",
             hint=did_you_mean(
                 key,
                 BY_NAME,
@@ -210,7 +210,7 @@ def check_honoured(prepared: Prepared) -> None:
         is_given = settings.origin(setting.name).startswith("flag")
         if setting.group in POD_GROUPS and is_given and setting.name not in honoured:
             raise SpecError(
-                f"{setting.flag} is for pods, and the engine {prepared.engine.name} has none",
+                f"{setting.flag} is for pods, but the engine {prepared.engine.name} has none",
                 hint="remove it, or choose a cluster: -e kubernetes; in windlass.toml it applies to "
                 "clusters only",
             )
@@ -326,7 +326,7 @@ def current_folder() -> Path:
         return Path.cwd()
     except FileNotFoundError as error:
         raise SpecError(
-            "the current folder no longer exists", hint="cd to a folder that exists"
+            "the current folder no longer exists", hint="change to an existing folder"
         ) from error
 
 

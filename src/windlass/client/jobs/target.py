@@ -77,7 +77,7 @@ def read_work_target(
     if isinstance(asked, bytes) or not isinstance(asked, (str, Path, Sequence)):
         raise SpecError(
             f"cannot run {target!r:.60}",
-            hint='give a function, a script "train.py", "train.py::function", "-m module" or a list of words',
+            hint='pass a function, a script "train.py", "train.py::function", "-m module" or a list of words',
         )
     if not isinstance(target, (str, Path)):
         return _read_words([str(word) for word in target], args, kwargs, cwd, is_local=is_local)
@@ -206,10 +206,10 @@ def _read_file_function(
 ) -> WorkTarget:
     file, _, name = text.partition("::")
     if not file:
-        raise SpecError(f"there is no file before {text}", hint="write FILE.py::FUNCTION")
+        raise SpecError(f"no file given before {text}", hint="use FILE.py::FUNCTION")
     path = find_script(file, cwd)
     if not name.isidentifier():
-        raise SpecError(f"{name!r} is not the name of a function", hint="write FILE.py::FUNCTION")
+        raise SpecError(f"invalid function name {name!r}", hint="use FILE.py::FUNCTION")
     payload = pickling.dump((None, tuple(args), dict(kwargs)), name="arguments")
     return WorkTarget(work=Function(name=name, file=str(path)), payload=payload, source=path)
 
@@ -227,7 +227,7 @@ def _read_words(
         raise SpecError("nothing to run", hint="windlass run train.py")
     if kwargs:
         raise SpecError(
-            f"keyword arguments go to functions, not to {words[0]}",
+            f"keyword arguments can be passed only to functions, not to {words[0]}",
             hint="use args=[...], or FILE.py::FUNCTION",
         )
     if words[0] == "-m" or words[0].startswith("-m "):
@@ -273,7 +273,7 @@ def _find_command(words: Sequence[str], cwd: Path, *, is_local: bool) -> Command
         if path.is_dir():
             find_script(words[0], cwd)  # raises, because it is a folder
         raise SpecError(
-            f"there is no script and no command {words[0]!r}", hint=_nearest_script(words[0], cwd)
+            f"no script or command named {words[0]!r}", hint=_nearest_script(words[0], cwd)
         )
     return Command(argv=tuple(words))
 
@@ -281,7 +281,7 @@ def _find_command(words: Sequence[str], cwd: Path, *, is_local: bool) -> Command
 def _read_module(words: Sequence[str], cwd: Path) -> WorkTarget:
     names = words[0].split()[1:] + list(words[1:])
     if not names:
-        raise SpecError("-m needs the name of a module", hint="windlass run -m package.module")
+        raise SpecError("-m requires the name of a module", hint="windlass run -m package.module")
     work = Module(name=names[0], args=tuple(names[1:]))
     files = list(find_imported(names[0], 0, cwd, cwd))
     if main := list(find_module(f"{names[0]}.__main__", cwd)):
@@ -297,12 +297,12 @@ def find_script(name: str, cwd: Path) -> Path:
     if path.is_dir():
         raise SpecError(
             f"{name} is a folder without __main__.py",
-            hint=f"name a script in it: windlass run {name}/train.py",
+            hint=f"run a script in it: windlass run {name}/train.py",
         )
     if not path.exists():
-        raise SpecError(f"there is no script {name}", hint=_nearest_script(name, cwd))
+        raise SpecError(f"script not found: {name}", hint=_nearest_script(name, cwd))
     if not os.access(path, os.R_OK):
-        raise SpecError(f"{name} cannot be read", hint=f"chmod u+r {name}")
+        raise SpecError(f"cannot read {name}: permission denied", hint=f"chmod u+r {name}")
     return path
 
 
@@ -351,14 +351,14 @@ def read_in_image(
         return _read_function_there(words, args, kwargs or {})
     if kwargs:
         raise SpecError(
-            f"keyword arguments go to functions, not to {words[0]}",
+            f"keyword arguments can be passed only to functions, not to {words[0]}",
             hint="use args=[...], or FILE.py::FUNCTION",
         )
     words = [*words[0].split(maxsplit=1), *words[1:]] if words[0].startswith("-m ") else words
     words += [str(arg) for arg in args]
     if words[0] == "-m":
         if len(words) < 2:
-            raise SpecError("-m needs the name of a module", hint="-m package.module")
+            raise SpecError("-m requires the name of a module", hint="-m package.module")
         return WorkTarget(work=Module(name=words[1], args=tuple(words[2:])), preload=())
     if words[0].endswith(".py"):
         return WorkTarget(work=Script(path=words[0], args=tuple(words[1:])), preload=())
@@ -370,6 +370,6 @@ def _read_function_there(
 ) -> WorkTarget:
     file, _, name = words[0].partition("::")
     if not file or not name.isidentifier():
-        raise SpecError(f"{words[0]!r} does not name a function", hint="write FILE.py::FUNCTION")
+        raise SpecError(f"{words[0]!r} does not name a function", hint="use FILE.py::FUNCTION")
     payload = pickling.dump((None, (*words[1:], *args), dict(kwargs)), name="arguments")
     return WorkTarget(work=Function(name=name, file=file), payload=payload, preload=())

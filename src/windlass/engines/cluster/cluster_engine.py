@@ -282,8 +282,8 @@ class ClusterEngine:
         """Wait until the lead has the inputs that did not fit into the Secret. Only this process has them."""
         if not view.wait_for_inputs(_UPLOAD_S):
             raise EngineError(
-                f"{plan.job_id} waits for its code: its first pod did not start within {_UPLOAD_S:g} s",
-                hint=f"windlass why {plan.job_id}; then submit it again, or use --in-image",
+                f"{plan.job_id} is waiting for its code: its first pod did not start within {_UPLOAD_S:g} s",
+                hint=f"run `windlass why {plan.job_id}`, then submit it again or use --in-image",
             )
 
     # -- reading -------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ class ClusterEngine:
             if not status.phase.is_final and not is_half:
                 raise SpecError(
                     f"{ref.job_id} is still {status.phase.value}",
-                    hint=f"windlass cancel {ref.job_id}, then windlass rm {ref.job_id}",
+                    hint=f"run `windlass cancel {ref.job_id}`, then `windlass rm {ref.job_id}`",
                 )
         if (adopted := self._adopted.pop(ref.job_id, None)) is not None:
             adopted.remove()

@@ -91,7 +91,7 @@ def _span(now_s: float, valid_s: float) -> tuple[datetime, datetime]:
     if not valid_s > 0:
         raise SpecError(
             f"certificates cannot be valid for {valid_s:g} s",
-            hint="give the job a time limit above zero, or none",
+            hint="set a time limit above zero, or none",
         )
     try:
         # Certificates store whole seconds.
@@ -100,7 +100,7 @@ def _span(now_s: float, valid_s: float) -> tuple[datetime, datetime]:
     except (OverflowError, ValueError, OSError) as error:
         raise SpecError(
             f"certificates cannot be valid for {valid_s:g} s: the end date is out of range",
-            hint="give the job a shorter time limit",
+            hint="set a shorter time limit",
         ) from error
     return first, last
 
@@ -242,7 +242,7 @@ def make_cluster_folder(
         ) from error
     except OSError as error:
         raise EngineError(
-            f"cannot keep the job in {folder.path}: {error.strerror or error}",
+            f"cannot store the job in {folder.path}: {error.strerror or error}",
             hint=f"make it writable, or set {names.HOME} to another folder",
         ) from error
     return folder
@@ -365,16 +365,16 @@ def _not_found(api: Api, dialect: Dialect, ref: JobRef) -> EngineError:
     # Two job ids can map to the same object name.
     if not body or read_job_id(body) != ref.job_id:
         return JobNotFound(
-            f"there is no job {ref.job_id!r} in namespace {api.namespace}",
-            hint=f"windlass ls -e {ref.engine} lists the jobs",
+            f"job {ref.job_id!r} not found in namespace {api.namespace}",
+            hint=f"run `windlass ls -e {ref.engine}` to list the jobs",
         )
     if names.LABEL_JOB not in labels_of(body):
         return NotOurs(
             f"the {kind.name} {ref.job_id} was not created by Windlass: it has no plan and no result",
-            hint=f"inspect it with kubectl describe {kind.plural} {ref.job_id}",
+            hint=f"inspect it with `kubectl describe {kind.plural} {ref.job_id}`",
         )
     return BrokenSubmit(
         f"the submit of {ref.job_id} was interrupted before it was complete",
-        hint=f"windlass rm {ref.job_id} removes its objects; then submit it again",
+        hint=f"run `windlass rm {ref.job_id}` to remove its objects, then submit it again",
         body=body,
     )

@@ -135,8 +135,8 @@ class LeadPods:
             return error
         return KeysExpired(
             f"the certificates of {self._job_id} are not valid now ({error.verify_message})",
-            hint="check this machine's clock; if it is right, end the job with "
-            f"windlass cancel {self._job_id}, and start it again",
+            hint="check this machine's clock; if it is right, run "
+            f"`windlass cancel {self._job_id}` and submit the job again",
         )
 
 

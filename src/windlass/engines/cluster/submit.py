@@ -231,10 +231,10 @@ def read_source(api: Api, dialect: Dialect, plan: Plan) -> dict[str, Any]:
     kinds = " or ".join(kind.name for kind in needed.sources)
     known = list_sources(api, needed)
     there = (
-        f"there is: {', '.join(known)}" if known else f"ask an admin of the cluster for a {kinds}"
+        f"available: {', '.join(known)}" if known else f"ask an admin of the cluster for a {kinds}"
     )
     raise SpecError(
-        f"there is no {kinds} {name!r} for namespace {api.namespace}",
+        f"no {kinds} {name!r} found for namespace {api.namespace}",
         hint=did_you_mean(name, known, there),
     )
 

@@ -208,7 +208,7 @@ def _make_template(plan: Plan, files: FileNames) -> dict[str, Any]:
         if isinstance(secret, SecretVariable) and secret.variable in RESERVED:
             raise SpecError(
                 f"{secret.variable} is set by Kubeflow Trainer in every pod of a TrainJob",
-                hint="give the Secret's value another variable",
+                hint="use another variable for the Secret's value",
             )
     template = make_template(
         plan,

@@ -87,7 +87,9 @@ def _check(plan: Plan, rendezvous: Rendezvous) -> None:
             hint="leave out --rdzv-backend and --rdzv-endpoint",
         )
     if plan.min_nodes < len(plan.nodes):
-        raise SpecError("a MonarchMesh has a fixed number of hosts", hint="--nodes N, not MIN:MAX")
+        raise SpecError(
+            "a MonarchMesh has a fixed number of hosts", hint="use --nodes N, not MIN:MAX"
+        )
 
 
 def _find_name(plan: Plan) -> str:

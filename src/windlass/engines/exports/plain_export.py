@@ -51,7 +51,7 @@ def load_plain(engine: str, version: str = "") -> MakePlain:
     if engine not in _PLAIN:
         raise SpecError(
             f"the objects of the engine {engine} have no launcher without Windlass",
-            hint=f"leave out --plain, or name another engine: {', '.join(_PLAIN)}",
+            hint=f"leave out --plain, or choose another engine: {', '.join(_PLAIN)}",
         )
     since, older = _OLDER.get(engine, ((), ""))
     is_older = bool(version) and _read_version(version) < since
@@ -63,7 +63,7 @@ def load_plain(engine: str, version: str = "") -> MakePlain:
 def _read_version(text: str) -> tuple[int, ...]:
     numbers = text.removeprefix("v").split(".")[:2]
     if not all(number.isdecimal() for number in numbers):
-        raise SpecError(f"{text!r} is not a version of an operator", hint="write it like 2.1")
+        raise SpecError(f"invalid operator version {text!r}", hint="use a version such as 2.1")
     return tuple(map(int, numbers))
 
 
@@ -101,7 +101,7 @@ def _imported(text: str, name: str) -> list[str]:
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        raise SpecError(f"{name} is not Python: {error}", hint="correct that line") from error
+        raise SpecError(f"{name} is not valid Python: {error}", hint="correct that line") from error
     modules: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -205,7 +205,7 @@ def _check_trainjob(plan: Plan, pod: PodSpec, rendezvous: Rendezvous) -> None:
             hint="leave out --rdzv-backend and --rdzv-endpoint",
         )
     if plan.min_nodes < len(plan.nodes):
-        raise SpecError("a TrainJob has a fixed number of nodes", hint="--nodes N, not MIN:MAX")
+        raise SpecError("a TrainJob has a fixed number of nodes", hint="use --nodes N, not MIN:MAX")
     unsupported = {
         "--priority-class": pod.priority_class,
         "--patch": pod.patch,

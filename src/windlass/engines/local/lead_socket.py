@@ -135,7 +135,7 @@ def reach_lead(
     if not wait_until(is_reached, timeout_s=_CONNECT_TIMEOUT_S, every_s=0.01):
         raise EngineError(
             f"the lead of {job_id} did not answer in {_CONNECT_TIMEOUT_S:g} s",
-            hint="windlass doctor; the job's agent-0.log shows what it is doing",
+            hint="run `windlass doctor`; the job's agent-0.log shows what it is doing",
         )
     hello = make_hello(role="client", job_id=job_id).replaced(lease=lease)
     if not sockets:

@@ -261,8 +261,8 @@ class LocalEngine:
                 # A rank overwrote it. The lead rewrites it with the next change.
                 return self._files[folder.path].last or make_first_status(self._plan(folder))
             raise EngineError(
-                f"the status of {folder.path.name} cannot be read: {error}",
-                hint=f"windlass rm {folder.path.name} removes the job",
+                f"cannot read the status of {folder.path.name}: {error}",
+                hint=f"run `windlass rm {folder.path.name}` to remove the job",
             ) from error
 
     def _judge_lost(self, folder: JobFolder, status: JobStatus) -> JobStatus:
@@ -349,7 +349,7 @@ class LocalEngine:
         if is_lead_alive(folder) and not self._has_ended(ref):
             raise SpecError(
                 f"{ref.job_id} is still {self.status(ref).phase.value}",
-                hint=f"windlass cancel {ref.job_id}, then windlass rm {ref.job_id}",
+                hint=f"run `windlass cancel {ref.job_id}`, then `windlass rm {ref.job_id}`",
             )
         # A lead cleans up after it has written its last status.
         wait_until(lambda: not is_lead_alive(folder), timeout_s=_TIDY_S)
@@ -373,8 +373,8 @@ class LocalEngine:
         """Return the error for an unknown job, with the nearest id or name of the newest jobs."""
         others = [ref.job_id for ref in self.jobs() if ref.job_id != job_id]
         near = [*others, *self._read_names(others[:_MAX_NAMES])]
-        hint = did_you_mean(job_id, near, "windlass ls lists the jobs", alike=0.5)
-        return JobNotFound(f"there is no job {job_id!r} here", hint=hint)
+        hint = did_you_mean(job_id, near, "run `windlass ls` to list the jobs", alike=0.5)
+        return JobNotFound(f"job {job_id!r} not found on this machine", hint=hint)
 
     def _read_names(self, job_ids: list[str]) -> Iterator[str]:
         """Yield the names of jobs, as far as they can be read."""
@@ -408,7 +408,7 @@ def _find_python(wanted: str) -> str:
     interpreter = shutil.which(os.path.expanduser(wanted))
     if interpreter is None:
         raise SpecError(
-            f"there is no interpreter {wanted!r}", hint="give the path of a Python >= 3.10"
+            f"Python interpreter {wanted!r} not found", hint="give the path to Python 3.10 or later"
         )
     return os.path.abspath(interpreter)
 
@@ -420,7 +420,7 @@ def _find_launcher(words: Sequence[str]) -> list[str]:
     program = shutil.which(words[0])
     if program is None:
         raise EngineMissing(
-            f"there is no program {words[0]!r}, which starts the agents", hint="install it"
+            f"program {words[0]!r} not found, which starts the agents", hint="install it"
         )
     return [program, *words[1:]]
 
@@ -430,7 +430,7 @@ def _find_archive() -> str:
         return local_archive()
     except OSError as error:
         raise EngineError(
-            f"cannot keep the agent at {error.filename}: {error.strerror or error}",
+            f"cannot store the agent at {error.filename}: {error.strerror or error}",
             hint=f"{_remedy(error)}, or set XDG_CACHE_HOME to another folder",
         ) from error
 

@@ -101,8 +101,8 @@ def check_gpus(share: GpuShare, num_nodes: int, env: Mapping[str, str]) -> tuple
         asked = f"{wanted} GPU(s)" + (f" for {num_nodes} nodes" if num_nodes > 1 else "")
         raise SpecError(
             f"{asked} were requested, but this machine has {describe_gpus(count_devices(), len(gpus))}",
-            hint=f"leave --gpus out{' or ask for fewer' if gpus else ''}, use a cluster with "
-            "-e kubernetes, or pretend them: --pretend-gpus starts as many ranks on the CPU",
+            hint=f"leave --gpus out{' or request fewer' if gpus else ''}, use a cluster with "
+            "-e kubernetes, or add --pretend-gpus to start as many ranks on the CPU",
         )
     return gpus
 
@@ -161,7 +161,7 @@ def _make_shortage(wanted: int, num_free: int, gpus: Sequence[str], held: Held) 
     holders = ", ".join(f"{job.name} holds {','.join(ids)}" for job, ids in by_job.items())
     return GpusTaken(
         f"{wanted} GPU(s) were requested, but {num_free} of {len(gpus)} here are free: {holders}",
-        hint=f"windlass wait {next(iter(by_job)).name}, then start this again; or ask for fewer",
+        hint=f"run `windlass wait {next(iter(by_job)).name}`, then start this again, or request fewer",
         holders=[JobFolder(job) for job in by_job],
     )
 

@@ -177,8 +177,8 @@ def _make_webhook_error(
 def _make_not_found(text: str, reason: str, *, asked: str, where: ClusterPlace) -> NotFound:
     if missing := _NO_NAMESPACE.fullmatch(text):
         return NotFound(
-            f"could not {asked}: there is no namespace {missing['name']}",
-            hint="kubectl get namespaces lists them; choose one with --namespace",
+            f"could not {asked}: namespace {missing['name']} not found",
+            hint="run `kubectl get namespaces` to list them, and choose one with --namespace",
             code=404,
             reason=reason,
         )

@@ -122,7 +122,7 @@ def run_plugin(
     if version not in _VERSIONS:
         raise ConfigError(
             f"the kubeconfig's exec plug-in has the unknown apiVersion {version!r}",
-            hint=f"known versions are {', '.join(_VERSIONS)}",
+            hint=f"supported versions are {', '.join(_VERSIONS)}",
         )
     command = _find_command(plugin, target.folder, environ)
     is_interactive = (

@@ -80,7 +80,7 @@ def read_target(
     looked = ", ".join(str(path) for path in paths)
     if config is None:
         raise ConfigError(
-            f"there is no kubeconfig: searched {looked}",
+            f"no kubeconfig found: searched {looked}",
             hint="set KUBECONFIG to the file your cluster's admin gave you, or run inside a pod",
         )
     raise ConfigError(
@@ -116,7 +116,8 @@ class _Entry:
                 return base64.b64decode(data, validate=True)
             except (binascii.Error, ValueError) as error:
                 raise ConfigError(
-                    f"{key}-data in {self.path} is not base64", hint="fetch the kubeconfig again"
+                    f"{key}-data in {self.path} is not valid base64",
+                    hint="fetch the kubeconfig again",
                 ) from error
         return (
             _read_bytes(self.resolve(name), f"{key} of {self.path}")
@@ -169,7 +170,7 @@ def _parse(text: str, path: Path) -> object:
         return yaml.load(text, Loader=loader)  # noqa: S506 (a safe loader, in C if available)
     except yaml.YAMLError as error:
         what = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not YAML: {what}", hint="correct that line") from error
+        raise ConfigError(f"{path} is not valid YAML: {what}", hint="correct that line") from error
 
 
 def _entries(table: dict[str, Any], plural: str, key: str, path: Path) -> dict[str, _Entry]:
@@ -231,7 +232,7 @@ def _find(entries: Mapping[str, _Entry], name: str, what: str, list_hint: str) -
     if name in entries:
         return entries[name]
     hint = did_you_mean(name, entries, f"{list_hint} {_names(entries)}", show=repr)
-    raise ConfigError(f"there is no {what} {name!r} in the kubeconfig", hint=hint)
+    raise ConfigError(f"{what} {name!r} not found in the kubeconfig", hint=hint)
 
 
 def _names(entries: Mapping[str, _Entry]) -> str:

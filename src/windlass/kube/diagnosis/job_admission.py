@@ -114,7 +114,7 @@ def _make_missing_queue(queue: str, queues: Sequence[str], since_s: float) -> Bl
     hint = "use another --queue, or ask an admin to create this LocalQueue"
     return Blocker(
         reason=QUEUE_MISSING,
-        message=f'there is no queue "{queue}" in the job\'s namespace; {there}',
+        message=f'queue "{queue}" not found in the job\'s namespace; {there}',
         hint=hint if queues else f"leave out --queue; or is Kueue not installed? {hint}",
         since_s=since_s,
     )
@@ -136,7 +136,7 @@ def _why_never(why: str) -> tuple[str, str] | None:
     most = over[0]["most"] or over[0]["most_then"]
     return (
         resource,
-        f"it asks for {wanted} {resource} in all, but the queue's total quota is {most}",
+        f"it requests {wanted} {resource} in total, but the queue's total quota is {most}",
     )
 
 

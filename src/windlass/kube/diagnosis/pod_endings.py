@@ -140,7 +140,7 @@ def diagnose_start(image: str, text: str) -> Diagnosis | None:
         return Diagnosis(
             reason=START_ERROR,
             message=f'the image {image} has no "{program}" that can be run: {why}',
-            hint="use an image with Python 3.10 or newer, or give its path with --python",
+            hint="use an image with Python 3.10 or later, or pass its path with --python",
         )
     if "OCI runtime" in text or "shim task" in text:
         message = f"the container of {image} cannot be started: {text}"
@@ -168,7 +168,7 @@ def _diagnose_config(text: str, reason: str) -> Diagnosis:
     hint = "correct it with --secret, --env or --patch"
     if match := re.search(r'(secret|configmap) "([^"]+)" not found', text):
         kind, name = match.groups()
-        message = f'there is no {kind} "{name}" in the job\'s namespace'
+        message = f'{kind} "{name}" not found in the job\'s namespace'
         hint = f"create it (kubectl create {kind} ...), or correct its name in --secret"
     elif match := re.search(r"couldn't find key (\S+) in (Secret|ConfigMap) (\S+)", text):
         key, kind, name = match.groups()
@@ -176,7 +176,7 @@ def _diagnose_config(text: str, reason: str) -> Diagnosis:
         hint = f"kubectl describe {kind.lower()} {name.split('/')[-1]} shows its keys; correct --secret"
     elif "runAsNonRoot" in text:
         message = "the image runs as root, which the pod's rules forbid"
-        hint = "give a user id with --run-as 1000"
+        hint = "set a user ID with --run-as, such as --run-as 1000"
     else:
         message = f"the container cannot be created: {text or reason}"
     return Diagnosis(reason=CONTAINER_CONFIG, message=message, hint=hint)

@@ -316,7 +316,7 @@ def _read_account(text: str) -> Diagnosis | None:
         return None
     return Diagnosis(
         reason=SERVICE_ACCOUNT,
-        message=f'there is no service account "{match["name"]}" in the job\'s namespace',
+        message=f'service account "{match["name"]}" not found in the job\'s namespace',
         hint="correct --service-account, or leave it out",
     )
 

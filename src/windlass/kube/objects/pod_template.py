@@ -73,7 +73,7 @@ def _merge_table(old: Mapping[str, Any], new: Mapping[str, Any], path: str) -> d
     directive = new.get(_DIRECTIVE)
     if directive not in (None, "replace", "merge", "delete"):
         raise SpecError(
-            f"{path}: {_DIRECTIVE} is {directive!r}", hint="use replace, merge or delete"
+            f"{path}: invalid {_DIRECTIVE} {directive!r}", hint="use replace, merge or delete"
         )
     if directive == "delete":
         return {}
@@ -96,7 +96,9 @@ def _merge_value(old: Any, new: Any, key: str, path: str) -> Any:
     if not isinstance(new, (list, tuple)):
         if isinstance(old, (Mapping, list)):
             kind = "table" if isinstance(old, Mapping) else "list"
-            raise SpecError(f"{path} must be a {kind}, found {new!r:.60}", hint="null deletes it")
+            raise SpecError(
+                f"{path} must be a {kind}, not {new!r:.60}", hint="use null to delete it"
+            )
         return new
     if old is not None and not isinstance(old, (list, tuple)):
         raise SpecError(f"{path} must not be a list", hint=f"it replaces {old!r:.60}")
@@ -113,7 +115,7 @@ def _merge_items(
     for index, item in enumerate(new):
         where = f"{path}[{index}]"
         if not isinstance(item, Mapping):
-            raise SpecError(f"{where} must be a table", hint=f"give it {' and '.join(_KEYS[key])}")
+            raise SpecError(f"{where} must be a table", hint=f"set {' and '.join(_KEYS[key])}")
         if item == {_DIRECTIVE: "replace"}:
             merged = []
             continue

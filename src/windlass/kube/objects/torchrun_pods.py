@@ -79,7 +79,7 @@ class Rendezvous:
     def __post_init__(self) -> None:
         if self.backend != "c10d" and not self.endpoint:
             raise SpecError(
-                f"--rdzv-backend {self.backend} needs the address of a server",
+                f"--rdzv-backend {self.backend} requires the address of a server",
                 hint="set --rdzv-endpoint HOST:PORT, or leave out --rdzv-backend to use c10d",
             )
 
@@ -315,7 +315,7 @@ def _make_work(plan: Plan, pods: TorchrunPods) -> tuple[str, ...]:
         case Function() | Calls():
             raise SpecError(
                 "torchrun runs scripts, modules and commands, not functions",
-                hint="name a script, or export a job with Windlass: -e kubernetes without --plain",
+                hint="pass a script, or export a job with Windlass: -e kubernetes without --plain",
             )
 
 

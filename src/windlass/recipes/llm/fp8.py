@@ -158,14 +158,14 @@ def check_fp8(device: torch.device) -> None:
     """Raise SpecError if a device has no float8 matmuls."""
     if device.type != "cuda":
         raise SpecError(
-            f"--precision fp8 needs a GPU, but this rank has {device}", hint="--precision bf16"
+            f"--precision fp8 needs a GPU, but this rank has {device}", hint="use --precision bf16"
         )
     capability = torch.cuda.get_device_capability(device)
     if capability < _CAPABILITY:
         name = torch.cuda.get_device_name(device)
         raise SpecError(
             f"{name} has no float8 matmuls (capability {capability[0]}.{capability[1]}, needs 8.9)",
-            hint="--precision bf16",
+            hint="use --precision bf16",
         )
 
 

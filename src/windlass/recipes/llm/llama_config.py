@@ -94,7 +94,8 @@ def read_llama_config(config: Mapping[str, Any]) -> LlamaConfig:
     needed = ("num_attention_heads", "num_hidden_layers", "hidden_size", "intermediate_size")
     if missing := [name for name in (*needed, "vocab_size") if config.get(name) is None]:
         raise SpecError(
-            f"config.json lacks {missing[0]}", hint="is it the complete config of a model?"
+            f"config.json has no {missing[0]}",
+            hint="check that it is the complete config of a model",
         )
     num_heads = int(config["num_attention_heads"])
     rope = _rope_of(config)

@@ -83,7 +83,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         del missing[HEAD]  # tied weights are stored once
     if missing:
         raise SpecError(
-            f"{folder} lacks {len(missing)} weights, such as {next(iter(missing))}",
+            f"{folder} is missing {len(missing)} weights, such as {next(iter(missing))}",
             hint="download the whole model again",
         )
 
@@ -139,7 +139,7 @@ def _read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
                     yield name, stored.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise SpecError(
-                f"the weights in {path} cannot be read: {error}",
+                f"cannot read the weights in {path}: {error}",
                 hint=f"run `ls -l {path}` for its size and permissions (this is user {os.getuid()}); "
                 "copy the model again, or mount it where this user can read it",
             ) from error
@@ -216,7 +216,8 @@ def build_model(
     if difference:
         if options.fp8:
             raise SpecError(
-                f"--precision fp8 needs our own Llama, but {difference}", hint="--precision bf16"
+                f"--precision fp8 needs our own Llama, but {difference}",
+                hint="use --precision bf16",
             )
         say(f"Hugging Face's own model ({difference}), weights in {_name(dtype)}")
         model = _load_hf(folder, dtype)
@@ -376,7 +377,7 @@ def _load_hf(folder: Path, dtype: torch.dtype) -> HfCausalLM:
         ) from error
     if missing := sorted(info["missing_keys"]):  # transformers would initialize them randomly
         raise SpecError(
-            f"{folder} lacks {len(missing)} weights, such as {missing[0]}",
+            f"{folder} is missing {len(missing)} weights, such as {missing[0]}",
             hint="config.json and the weights belong to different models, or the download is incomplete",
         )
     return HfCausalLM(hf)

@@ -56,7 +56,7 @@ def check_files(options: LlmOptions) -> None:
         _check_tokenizer(Path(tokenizer))
     for path in (options.train_file, options.val_file):
         if path is not None and not Path(path).exists():
-            raise SpecError(f"there is no file {path}", hint=_explain(Path(path)))
+            raise SpecError(f"file not found: {path}", hint=_explain(Path(path)))
 
 
 def check_model(folder: Path) -> None:
@@ -64,7 +64,7 @@ def check_model(folder: Path) -> None:
     _check_folder(folder, "--model-local-dir")
     config = folder / "config.json"
     if not config.is_file():
-        raise SpecError(f"there is no file {config}", hint=_explain(config))
+        raise SpecError(f"file not found: {config}", hint=_explain(config))
     read_hf_config(folder)
     if (folder / _INDEX).is_file():
         shards = sorted(set(_read_json(folder / _INDEX).get("weight_map", {}).values()))
@@ -138,7 +138,7 @@ def _download_model(model: str, *, is_offline: bool) -> Path:
     except (OSError, ValueError) as error:  # the base classes of the hub's errors
         cause = str(error).strip().partition("\n")[0]
         raise SpecError(
-            f"the model {model} could not be downloaded: {cause or type(error).__name__}",
+            f"cannot download the model {model}: {cause or type(error).__name__}",
             hint=f"for a gated model, set {TOKEN} and accept its licence on the hub; "
             "without network access, pass --model-local-dir FOLDER --local-files-only",
         ) from error
@@ -155,15 +155,15 @@ def _is_cached(folder: Path) -> bool:
 
 def _check_folder(folder: Path, flag: str) -> None:
     if not folder.is_dir():
-        raise SpecError(f"there is no folder {folder} ({flag})", hint=_explain(folder))
+        raise SpecError(f"folder not found: {folder} ({flag})", hint=_explain(folder))
 
 
 def _check_tokenizer(folder: Path) -> None:
     _check_folder(folder, "--tokenizer-local-dir")
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise SpecError(
-            f"there is no file {folder / _TOKENIZERS[0]}",
-            hint="copy the tokenizer's files there, or name their folder: --tokenizer-local-dir",
+            f"no tokenizer found in {folder}",
+            hint="copy the tokenizer files there, or pass their folder with --tokenizer-local-dir",
         )
 
 
@@ -178,10 +178,10 @@ def _check_weights(path: Path) -> None:
         ]
         is_whole = path.stat().st_size == 8 + size + max(ends, default=0)
     except FileNotFoundError:
-        raise SpecError(f"there is no file {path}", hint=_explain(path)) from None
+        raise SpecError(f"file not found: {path}", hint=_explain(path)) from None
     except OSError as error:
         raise SpecError(
-            f"the weights in {path} cannot be read: {error.strerror or error}",
+            f"cannot read the weights in {path}: {error.strerror or error}",
             hint=f"run `ls -l {path}` for its owner and permissions (this is user {os.getuid()})",
         ) from error
     except (struct.error, ValueError, KeyError, MemoryError, OverflowError):
@@ -197,9 +197,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SpecError(
-            f"{path} cannot be read: {error}", hint="copy or download it again"
-        ) from error
+        raise SpecError(f"cannot read {path}: {error}", hint="copy or download it again") from error
     if not isinstance(values, dict):
         raise SpecError(f"{path} is not a JSON object", hint="copy or download it again")
     return values

@@ -184,7 +184,7 @@ def _wait_for_shares(storage: Storage, request: Commit) -> list[WrittenShare]:
             )
     if not is_in_time:
         raise EngineError(
-            f"{request.manifest.folder}: rank {list_missing()} wrote no share within "
+            f"{request.manifest.folder}: no share from rank {list_missing()} after "
             f"{request.timeout_s:.0f} s",
             hint=f"all ranks must see the same folder; check that all nodes share {request.root}",
         )

@@ -79,7 +79,7 @@ def load_checkpoint(
     for _ in range(_MAX_LISTINGS):
         listed = load.list_checkpoints(step)
         if step is not None and not listed:
-            raise SpecError(f"there is no step-{step} in {storage.root}", hint=_list_steps(storage))
+            raise SpecError(f"step-{step} not found in {storage.root}", hint=_list_steps(storage))
         load.refuse_foreign(listed)
         loaded, refused = load.load_first(listed)
         if loaded is not None or not refused:

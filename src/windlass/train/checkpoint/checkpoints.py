@@ -95,7 +95,7 @@ class Checkpoints:
         Only then can loading run code from the checkpoint.
         """
         if keep < 1:
-            raise SpecError(f"keep={keep}: must be at least 1")
+            raise SpecError(f"keep must be at least 1, not {keep}")
         self._context = context if context is not None else get_context()
         self._storage = open_storage(folder)
         self._keep = keep
@@ -455,7 +455,7 @@ class Checkpoints:
         answers = self._context.gather((step, is_known, folder, error, is_first, failure))
         if steps := sorted({one[0] for one in answers} - {step}):
             raise SpecError(
-                f"rank {self._context.rank} saves step {step}, another rank step {steps[0]}"
+                f"rank {self._context.rank} saves step {step}, but another rank saves step {steps[0]}"
             )
         folder, is_first, failure = answers[0][2], bool(answers[0][4]), str(answers[0][5])
         if errors := [one[3] for one in answers if one[3]]:
@@ -576,5 +576,5 @@ def _check_facts(facts: Mapping[str, Any]) -> None:
     except (TypeError, ValueError) as error:
         raise SpecError(
             f"the facts of a checkpoint must be JSON: {error}",
-            hint="put tensors and objects into the state, and only plain numbers and texts into the facts",
+            hint="put tensors and objects into the state, and only plain numbers and strings into the facts",
         ) from error

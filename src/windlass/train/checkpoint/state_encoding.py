@@ -150,7 +150,7 @@ class _Encoder:
             raise NeedsTrustError(
                 f"{name} is a {kind.__module__}.{kind.__qualname__}, which only pickle can save, and "
                 "loading a pickle can run any code",
-                hint="let its state_dict return numbers, texts, tensors and containers of these; or "
+                hint="make its state_dict return numbers, strings, tensors and containers of these; or "
                 + TRUST_HINT,
             )
         return {_TAG: "pickle", "data": _to_text(pickle.dumps(value))}

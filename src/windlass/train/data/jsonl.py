@@ -59,14 +59,14 @@ class JsonlRows(Sequence[dict[str, Any]]):
             row = json.loads(line)
         except UnicodeDecodeError as error:
             raise SpecError(
-                f"{self.where(index)} is not UTF-8: byte 0x{line[error.start]:02x} at "
+                f"{self.where(index)} is not valid UTF-8: byte 0x{line[error.start]:02x} at "
                 f"position {error.start + 1} of the line",
                 hint="convert the file, for example with `iconv -f latin1 -t utf-8 OLD > NEW`",
             ) from error
         except (ValueError, RecursionError) as error:
             raise SpecError(
-                f"{self.where(index)} is not JSON: {error}",
-                hint="write one whole JSON object on that line",
+                f"{self.where(index)} is not valid JSON: {error}",
+                hint="write one complete JSON object on that line",
             ) from error
         if not isinstance(row, dict):
             raise SpecError(
@@ -108,16 +108,16 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> tuple[Path, ...]:
                     raise _compressed(packed)
             if not inside:
                 raise SpecError(
-                    f"{path} has no *.jsonl file",
-                    hint="give the file, or the folder that contains it",
+                    f"{path} contains no *.jsonl file",
+                    hint="pass the file, or the folder that contains it",
                 )
             files += inside
         elif path.is_file():
             files.append(path)
         else:
-            raise SpecError(f"there is no file {path}", hint=_explain_missing(path))
+            raise SpecError(f"file not found: {path}", hint=_explain_missing(path))
     if not files:
-        raise SpecError("no data file is given", hint="name at least one *.jsonl")
+        raise SpecError("no data file given", hint="pass at least one *.jsonl file")
     return tuple(files)
 
 

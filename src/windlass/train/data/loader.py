@@ -131,7 +131,7 @@ class Loader:
             raise SpecError(
                 f"{type(self.dataset).__name__} has no length, so the number of "
                 "steps per epoch is unknown",
-                hint="set the length of the training in steps, or give the dataset a __len__",
+                hint="set the length of the training in steps, or add __len__ to the dataset",
             )
         return self.cutting.count_steps(self.num_samples)
 
@@ -290,7 +290,8 @@ def _find_place(rank: int | None, world_size: int | None) -> tuple[int, int]:
         world_size = context.world_size if world_size is None else world_size
     if not 0 <= rank < world_size:
         raise SpecError(
-            f"there is no rank {rank} of {world_size}", hint="ranks count from 0 to world_size - 1"
+            f"rank {rank} is out of range for world_size={world_size}",
+            hint="ranks count from 0 to world_size - 1",
         )
     return rank, world_size
 
@@ -299,5 +300,5 @@ def _check_numbers(*, batch: int, micro_batch: int | None, num_workers: int) -> 
     if batch < 1 or (micro_batch is not None and micro_batch < 1) or num_workers < 0:
         raise SpecError(
             f"batch={batch}, micro_batch={micro_batch} or num_workers={num_workers} is too small",
-            hint="give batches of at least one sample, and num_workers=0 to read in this process",
+            hint="use batches of at least one sample, and num_workers=0 to read in this process",
         )

@@ -70,7 +70,7 @@ class Order(Sequence[int]):
 def make_order(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> Order:
     """Return the order of one epoch. Without `shuffle`, it is the samples' own order."""
     if not 0 <= num_samples < 2**62:
-        raise SpecError(f"cannot order {num_samples} samples", hint="give 0 to 2**62 - 1 samples")
+        raise SpecError(f"cannot order {num_samples} samples", hint="use 0 to 2**62 - 1 samples")
     return Order(num_samples=num_samples, keys=_make_keys(seed, epoch) if shuffle else ())
 
 

@@ -41,7 +41,7 @@ class TextTokenizer:
         if not (callable(tokenizer) or hasattr(tokenizer, "encode_batch")):
             raise SpecError(
                 f"{type(tokenizer).__name__} is not a tokenizer",
-                hint="give a tokenizer from transformers, or a function from a text to a list of numbers",
+                hint="pass a tokenizer from transformers, or a function from a string to a list of numbers",
             )
         self._key = key
         self._vocab_size = vocab_size
@@ -135,7 +135,7 @@ def encode_chat(
         return _encode(tokenizer, row, messages, where)
     except TemplateError as error:
         raise SpecError(
-            f"{where()}: the chat template refuses these messages: {error}",
+            f"{where()}: the chat template rejects these messages: {error}",
             hint="change the row to suit the template, or set tokenizer.chat_template",
         ) from error
 
@@ -206,7 +206,7 @@ def _check(tokenizer: TextTokenizer, messages: Sequence[Any], where: Callable[[]
     if not tokenizer.is_hugging_face or not getattr(tokenizer.tokenizer, "chat_template", None):
         raise SpecError(
             f"{where()} has messages, but the tokenizer has no chat template",
-            hint="use the tokenizer of a chat model, set tokenizer.chat_template, or give rows with `text`",
+            hint="use the tokenizer of a chat model, set tokenizer.chat_template, or use rows with `text`",
         )
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):

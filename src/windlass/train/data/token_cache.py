@@ -64,7 +64,7 @@ def make_once(
             raise
         raise SpecError(
             f"cannot write to {folder.parent}: {error.strerror}",
-            hint="give a folder that this user can write to, on a disk with space",
+            hint="use a folder that this user can write to, on a disk with free space",
         ) from error
 
 
@@ -192,7 +192,7 @@ class _FileTokenizer:
                     num_learnable += sum(learned[1:]) if learned else max(0, len(tokens) - 1)
             if not num_learnable:
                 raise SpecError(
-                    f"{self.path} has no tokens to learn in its {len(rows)} rows",
+                    f"{self.path} has no tokens to train on in its {len(rows)} rows",
                     hint="check whether their texts are empty",
                 )
             writer.finish({"file": str(self.path)})

@@ -78,9 +78,7 @@ def make_packs(lengths: Sequence[int], length: int, *, is_packed: bool = True) -
             starts.append(start)
             sizes.append(min(length, total - start))
     if not sizes:
-        raise SpecError(
-            "there are no tokens to pack", hint="check whether the data files are the right ones"
-        )
+        raise SpecError("no tokens to pack", hint="check whether the data files are the right ones")
     rows = _fit(sizes, length) if is_packed else [[number] for number in range(len(sizes))]
     num_tokens = sum(lengths)
     report = PackReport(

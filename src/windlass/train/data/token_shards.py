@@ -55,13 +55,13 @@ class TokenShardWriter:
         except OverflowError:
             raise SpecError(
                 f"document {self.num_documents} has token {max(tokens)}, which {self.dtype} cannot hold",
-                hint="the tokenizer exceeds its vocabulary, so give its true vocab_size",
+                hint="the tokenizer exceeds its vocabulary; pass its actual vocab_size",
             ) from None
         mask = bytes([1]) * len(numbers) if learned is None else bytes(map(bool, learned))
         if len(mask) != len(numbers):
             raise SpecError(
                 f"document {self.num_documents} has {len(numbers)} tokens, but a mask of {len(mask)}",
-                hint="give one number for each token",
+                hint="pass one number for each token",
             )
         self.num_documents += 1
         self.num_tokens += len(numbers)

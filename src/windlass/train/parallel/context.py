@@ -204,7 +204,7 @@ def get_context(*, backend: str | None = None, device: str | None = None) -> Con
         if dist.is_initialized():
             raise SpecError(
                 f"this process joined its group on {known.device}, but {device} is requested",
-                hint="give device= to the first get_context() or trainer",
+                hint="pass device= to the first get_context() or trainer",
             )
     context = _make_context(os.environ, backend=backend, device=device)
     _context = ((*key[:3], _has_group()), context)
@@ -292,12 +292,12 @@ def _choose_device(requested: str | None, local_rank: int, local_world_size: int
             device = torch.device(requested)
         except RuntimeError as error:
             raise SpecError(
-                f"unknown device {requested!r}", hint='give "cpu", "cuda" or "cuda:1"'
+                f"unknown device {requested!r}", hint='use "cpu", "cuda" or "cuda:1"'
             ) from error
         if device.type == "cuda" and (device.index or 0) >= num_gpus:
             raise SpecError(
                 f"device {requested!r} does not exist: this process sees {num_gpus} GPUs",
-                hint='omit it or give "cpu"; `windlass doctor` shows what torch sees',
+                hint='omit it or use "cpu"; `windlass doctor` shows what torch sees',
             )
         if device.type == "cuda" and device.index is None:
             return torch.device("cuda", local_rank if local_rank < num_gpus else 0)
@@ -332,7 +332,7 @@ def _read(environ: Mapping[str, str], name: str, default: int) -> int:
         return int(text)
     except ValueError:
         raise SpecError(
-            f"{name} is {text!r:.40}, which is not a number",
+            f"{name} must be a number, not {text!r:.40}",
             hint="a launcher sets it; unset it to train in one process",
         ) from None
 

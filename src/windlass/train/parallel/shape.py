@@ -83,9 +83,9 @@ def _read_sizes(text: str) -> dict[str, int]:
         if axis not in AXES:
             known = AXES if has_size else WORDS
             raise SpecError(
-                f"{axis!r} is not a strategy", hint=did_you_mean(axis, known, otherwise=_FORMS)
+                f"unknown strategy {axis!r}", hint=did_you_mean(axis, known, otherwise=_FORMS)
             )
         if axis in sizes or not size.isdecimal() or int(size) < 1:
-            raise SpecError(f"{part.strip()!r} is not the size of an axis", hint=_FORMS)
+            raise SpecError(f"invalid axis size {part.strip()!r}", hint=_FORMS)
         sizes[axis] = int(size)
     return sizes

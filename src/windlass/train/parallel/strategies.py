@@ -261,7 +261,7 @@ def _fill(model: nn.Module, device: torch.device) -> None:
 def _check(shape: Shape, precision: str) -> None:
     if precision not in PRECISIONS:
         raise SpecError(
-            f"{precision!r} is not a precision", hint=did_you_mean(precision, PRECISIONS)
+            f"unknown precision {precision!r}", hint=did_you_mean(precision, PRECISIONS)
         )
     if shape.is_deepspeed:
         raise SpecError(

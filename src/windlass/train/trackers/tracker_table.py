@@ -97,7 +97,7 @@ def _check(names: Sequence[str]) -> None:
         if name not in TRACKERS:
             known = (JSONL, *TRACKERS)
             raise SpecError(
-                f"there is no tracker {name!r}",
+                f"unknown tracker {name!r}",
                 hint=did_you_mean(name, known, f"there are {', '.join(known)}"),
             )
 

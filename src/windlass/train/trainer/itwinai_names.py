@@ -36,7 +36,7 @@ REFUSED_METHODS = {
     "save_checkpoint": "the trainer saves by itself; checkpoint_every and keep control when",
     "load_checkpoint": "the trainer resumes by itself: give the same out and run",
     "log": "call self.log() for metrics; a tracker of your own (trackers=) receives all of them",
-    "ray_report": "there is no Ray Tune here; a callback's on_validation gets the metrics",
+    "ray_report": "Ray Tune is not supported; a callback's on_validation gets the metrics",
     "get_default_distributed_kwargs": "set ddp_options on the class",
 }
 
@@ -84,7 +84,7 @@ NO_EFFECT: Mapping[str, tuple[Any, ...]] = {  # values that match the behaviour 
     "gradient_predivide_factor": (1.0,),
 }
 _PROFILER = "use torch.profiler in a callback; `windlass report` shows step times and memory"
-_RAY = "there is no Ray Tune here: start a run for each trial"
+_RAY = "Ray Tune is not supported: start a run for each trial"
 _HOROVOD = "Horovod is not supported; ddp and fsdp are"
 _OPTIMIZER = (
     "give optimizer= a function, such as lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)"
@@ -162,7 +162,7 @@ def translate(values: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if key in REFUSED_SETTINGS:
             raise SpecError(
-                f"itwinai's setting {key}={value!r:.40} cannot be honoured",
+                f"itwinai's setting {key}={value!r:.40} is not supported",
                 hint=REFUSED_SETTINGS[key],
             )
         translated[SETTINGS.get(key, key)] = value

@@ -164,7 +164,7 @@ def make_schedule(optimizer: Optimizer, schedule: str, *, warmup: int, total: in
     """Return a scheduler to step after each optimizer step."""
     if schedule not in SCHEDULES:
         raise SpecError(
-            f"{schedule!r} is not a schedule", hint=did_you_mean(schedule, tuple(SCHEDULES))
+            f"unknown schedule {schedule!r}", hint=did_you_mean(schedule, tuple(SCHEDULES))
         )
     return NamedSchedule(
         optimizer, functools.partial(rate_at, schedule=schedule, warmup=warmup, total=total)
@@ -176,8 +176,8 @@ def make_model(model: Any) -> nn.Module:
     made = model if isinstance(model, nn.Module) else model() if callable(model) else None
     if not isinstance(made, nn.Module):
         raise SpecError(
-            f"model is a {type(made if callable(model) else model).__name__}, not a torch.nn.Module",
-            hint="give model=, or a function that makes it, or override create_model_loss_optimizer",
+            f"model must be a torch.nn.Module, not a {type(made if callable(model) else model).__name__}",
+            hint="pass model=, or a function that creates it, or override create_model_loss_optimizer",
         )
     return made
 
@@ -188,7 +188,7 @@ def make_loss(loss: Any) -> Callable[..., Any] | None:
         made: Callable[..., Any] | None = loss
         return made
     if loss not in LOSSES:
-        raise SpecError(f"{loss!r} is not a loss", hint=did_you_mean(loss, tuple(LOSSES)))
+        raise SpecError(f"unknown loss {loss!r}", hint=did_you_mean(loss, tuple(LOSSES)))
     return LOSSES[loss]
 
 
@@ -210,12 +210,12 @@ def make_optimizer(
         if of_loss and any(isinstance(p, DTensor) for p in trained):
             raise SpecError(
                 "optimizer= is a function, the model is sharded, and the loss has parameters",
-                hint="give optimizer= by name or as a class, so that both get their own groups",
+                hint="pass optimizer= by name or as a class, so that both get their own groups",
             )
         made = choice([*trained, *of_loss])
         if not isinstance(made, Optimizer):
             raise SpecError(
-                f"the function for optimizer= returned a {type(made).__name__}",
+                f"the function for optimizer= must return an optimizer, not a {type(made).__name__}",
                 hint="write it like `lambda params: torch.optim.AdamW(params, lr=1e-3)`",
             )
         return made
@@ -223,13 +223,13 @@ def make_optimizer(
         return make_adamw_8bit(groups, lr=options.lr)
     if not isinstance(choice, str):
         raise SpecError(
-            f"optimizer is a {type(choice).__name__}",
-            hint="give a name, a class, a function of the parameters, or an optimizer; "
+            f"optimizer cannot be a {type(choice).__name__}",
+            hint="pass a name, a class, a function of the parameters, or an optimizer; "
             "create_model_loss_optimizer may make more of them for train_step",
         )
     if choice not in OPTIMIZERS:
         raise SpecError(
-            f"{choice!r} is not an optimizer",
+            f"unknown optimizer {choice!r}",
             hint=did_you_mean(str(choice), (*OPTIMIZERS, ADAMW_8BIT)),
         )
     is_cuda = any(p.is_cuda for p in model.parameters())
@@ -287,7 +287,7 @@ def make_scheduler(
     made = choice if isinstance(choice, LRScheduler) else choice(optimizer)
     if not isinstance(made, LRScheduler):
         raise SpecError(
-            f"the function for scheduler= returned a {type(made).__name__}",
+            f"the function for scheduler= must return a scheduler, not a {type(made).__name__}",
             hint="write it like `lambda optimizer: StepLR(optimizer, 100)`",
         )
     return made
@@ -299,8 +299,8 @@ def check_plateau(
     """Refuse ReduceLROnPlateau without validations, or with a mode other than `best`."""
     if not validates:
         raise SpecError(
-            "ReduceLROnPlateau needs validations, but there are none",
-            hint="give validation data and validate_every, or use another scheduler",
+            "ReduceLROnPlateau requires validation, but none is configured",
+            hint="pass validation data and validate_every, or use another scheduler",
         )
     if scheduler.mode != options.best:
         raise SpecError(
@@ -373,7 +373,7 @@ def name_parameters(
     if any(parameter not in names for group in groups for parameter in group):
         raise SpecError(
             f"{called} has parameters that are not in the model",
-            hint="give optimizer= as a function of the parameters",
+            hint="pass optimizer= as a function of the parameters",
         )
     return [[names[parameter] for parameter in group] for group in groups]
 

@@ -98,7 +98,7 @@ class TrainLog:
             if name in metrics:
                 raise SpecError(
                     f"train_step returned a metric {name!r}, which the trainer logs itself",
-                    hint="give it another name",
+                    hint="choose another name for it",
                 )
             metrics[name] = value / num_steps if num_steps else float("nan")
         self._trackers.log(metrics, step=pending.step)

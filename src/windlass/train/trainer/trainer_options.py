@@ -92,47 +92,58 @@ class TrainerOptions:
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise SpecError(
-                    f"{name} is {value}", hint="give a number from 1 up, or remove the setting"
+                    f"{name} must be at least 1, not {value}",
+                    hint="use a larger number, or remove the setting",
                 )
         if self.batch_size is not None and self.tokens_per_step is not None:
             raise SpecError(
-                "batch_size and tokens_per_step are both given", hint="give one of them"
+                "batch_size and tokens_per_step are both given", hint="pass only one of them"
             )
         if isinstance(self.checkpoint_every, int) and self.checkpoint_every < 0:
             raise SpecError(
-                f"checkpoint_every is {self.checkpoint_every}", hint="0 saves no checkpoints"
+                f"checkpoint_every must be at least 0, not {self.checkpoint_every}",
+                hint="use 0 to save no checkpoints",
             )
         if self.log_every < 1 or self.keep < 1:
             raise SpecError(
-                f"log_every={self.log_every}, keep={self.keep}", hint="give numbers from 1 up"
+                f"log_every and keep must be at least 1, not {self.log_every} and {self.keep}",
+                hint="use larger numbers",
             )
         if not 0 <= self.lr < math.inf:
-            raise SpecError(f"lr is {self.lr:g}", hint="give a rate above 0, such as 3e-4")
+            raise SpecError(
+                f"lr must be a finite number of at least 0, not {self.lr:g}",
+                hint="use a rate such as 3e-4",
+            )
         if not 0 <= self.weight_decay < math.inf:
             raise SpecError(
-                f"weight_decay is {self.weight_decay:g}", hint="0 disables it, 0.01 is usual"
+                f"weight_decay must be a finite number of at least 0, not {self.weight_decay:g}",
+                hint="use 0 to disable it; 0.01 is common",
             )
         if self.clip is not None and not self.clip >= 0:
             raise SpecError(
-                f"clip is {self.clip:g}",
-                hint="give a norm such as 1.0, or none to disable clipping",
+                f"clip must be at least 0, not {self.clip:g}",
+                hint="use a norm such as 1.0, or none to disable clipping",
             )
         if self.warmup < 0:
-            raise SpecError(f"warmup is {self.warmup}", hint="0 starts with the full learning rate")
+            raise SpecError(
+                f"warmup must be at least 0, not {self.warmup}",
+                hint="use 0 to start with the full learning rate",
+            )
         parts = PurePosixPath(self.run.strip()).parts
         if not parts or ".." in parts or parts[0].startswith("/"):
             raise SpecError(
-                f"run is {self.run!r}, which is not a folder within the output folder",
-                hint="give a name such as lr-3e-4",
+                f"run must name a folder within the output folder, not {self.run!r}",
+                hint="use a name such as lr-3e-4",
             )
         if self.best not in ("min", "max"):
             raise SpecError(
-                f"best is {self.best!r}", hint='give "min" or "max"; best_metric names the metric'
+                f'best must be "min" or "max", not {self.best!r}',
+                hint="use best_metric to choose the metric",
             )
         if isinstance(self.validate_every, str) and self.validate_every != "epoch":
             raise SpecError(
-                f"validate_every is {self.validate_every!r}",
-                hint='give a number of steps, or "epoch"',
+                f"invalid validate_every {self.validate_every!r}",
+                hint='use a number of steps, or "epoch"',
             )
         if isinstance(self.checkpoint_every, str):
             read_seconds(self.checkpoint_every)
@@ -151,7 +162,7 @@ class TrainerOptions:
         if not self.tokens_per_sample:
             raise SpecError(
                 "tokens_per_step needs the number of tokens per sample",
-                hint="give tokens_per_sample too (packed samples have equal length), or use batch instead",
+                hint="pass tokens_per_sample too (packed samples have equal length), or use batch instead",
             )
         return max(1, self.tokens_per_step // self.tokens_per_sample)
 
@@ -171,7 +182,9 @@ def read_seconds(text: str) -> float:
     """Return the seconds in "30s", "5m", "1h" or "250ms"."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", text.strip())
     if not match:
-        raise SpecError(f"{text!r:.40} is not a time", hint='write it like "30s", "5m" or "1h"')
+        raise SpecError(
+            f"invalid duration {text!r:.40}", hint='use a form such as "30s", "5m" or "1h"'
+        )
     return float(match[1]) * _UNITS_S[match[2]]
 
 
@@ -275,8 +288,8 @@ def read_config(options_type: type[TrainerOptions], config: Config | None) -> di
         return _check_keys(options_type, dump(exclude_unset=True))
     if not isinstance(config, Sequence):
         raise SpecError(
-            f"config is a {type(config).__name__}",
-            hint="give a dict, a file or command-line flags",
+            f"config cannot be a {type(config).__name__}",
+            hint="pass a dict, a file or command-line flags",
         )
     flags = _read_flags(options_type, list(config))
     file = flags.pop("config", None)
@@ -291,7 +304,7 @@ def _check_keys(options_type: type[TrainerOptions], values: Mapping[str, Any]) -
     for key in values:
         if key not in known:
             raise SpecError(
-                f"a trainer has no setting {key!r}",
+                f"unknown trainer setting {key!r}",
                 hint=_FOREIGN_NAMES.get(str(key)) or did_you_mean(str(key), known),
             )
     return dict(values)
@@ -302,7 +315,7 @@ def _translate(others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
     translated = translate(others)
     for key in others:
         if (name := SETTINGS.get(key)) in own:
-            raise SpecError(f"{key} and {name} are the same setting", hint="give one of them")
+            raise SpecError(f"{key} and {name} are the same setting", hint="pass only one of them")
     return translated
 
 
@@ -312,7 +325,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", "it is not text")
         raise SpecError(
-            f"the config {path} cannot be read: {why}", hint="give the path of a file"
+            f"cannot read the config {path}: {why}", hint="pass the path of a file"
         ) from error
     values = _read_json(path, text) if path.suffix == ".json" else _read_yaml(path, text)
     if not isinstance(values or {}, Mapping):
@@ -324,7 +337,7 @@ def _read_json(path: Path, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise SpecError(f"{path} is not JSON: {error}", hint="fix that line") from error
+        raise SpecError(f"{path} is not valid JSON: {error}", hint="fix that line") from error
 
 
 def _read_yaml(path: Path, text: str) -> Any:
@@ -338,7 +351,7 @@ def _read_yaml(path: Path, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise SpecError(f"{path} is not YAML: {error}", hint="fix that line") from error
+        raise SpecError(f"{path} is not valid YAML: {error}", hint="fix that line") from error
 
 
 def _read_flags(options_type: type[TrainerOptions], words: list[str]) -> dict[str, Any]:
@@ -348,7 +361,7 @@ def _read_flags(options_type: type[TrainerOptions], words: list[str]) -> dict[st
     while words:
         word = words.pop(0)
         if not word.startswith("--"):
-            raise SpecError(f"{word!r} is not a flag", hint="write --key value")
+            raise SpecError(f"unexpected argument {word!r}", hint="use --key value")
         key, has_value, value = word[2:].partition("=")
         key = key.replace("-", "_")
         # torchrun consumes --run itself, even after the script's name, so --run-id works too
@@ -362,7 +375,7 @@ def _read_flags(options_type: type[TrainerOptions], words: list[str]) -> dict[st
         elif words:
             flags[key] = words.pop(0)
         else:
-            raise SpecError(f"{word} needs a value", hint=f"write {word} VALUE")
+            raise SpecError(f"{word} requires a value", hint=f"use {word} VALUE")
     return flags
 
 
@@ -376,7 +389,7 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
         if converted is not NotImplemented:
             return converted
     name = hint.__name__ if isinstance(hint, type) else str(hint)
-    raise SpecError(f"{key} is {value!r:.60}, but should be {name}", hint=f"change {key}")
+    raise SpecError(f"{key} must be {name}, not {value!r:.60}", hint=f"change {key}")
 
 
 def _as_kind(value: Any, kind: Any) -> Any:

@@ -247,7 +247,7 @@ class Saver:
         for name, now in self._identity.items():
             if saved.get(name, now) != now:
                 raise SpecError(
-                    f"{name} was {saved[name]} when step {step} was saved, but is {now} now",
+                    f"{name} is {now}, but was {saved[name]} when step {step} was saved",
                     hint=FROM_SCRATCH,
                 )
 

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 _WORKER_OPTIONS = ("worker_init_fn", "multiprocessing_context", "prefetch_factor", "timeout")
 _HINT = (
-    "give the dataset itself, which the trainer shuffles and splits over the ranks, or an iterable dataset "
+    "pass the dataset itself, which the trainer shuffles and splits over the ranks, or an iterable dataset "
     "that yields samples in the order you want"
 )
 logger = logging.getLogger(__name__)
@@ -83,9 +83,7 @@ def make_loader(data: Any, trainer: TorchTrainer) -> Loader:
     if isinstance(data, Loader):
         return data
     if data is None:
-        raise SpecError(
-            "there is no data to train on", hint="give data=, or override create_dataloaders"
-        )
+        raise SpecError("no training data given", hint="pass data=, or override create_dataloaders")
     options = trainer.options
     settings = _settings(trainer) | {
         "batch": options.samples_per_step,
@@ -109,7 +107,7 @@ def make_eval_loader(data: Any, trainer: TorchTrainer) -> EvalLoader | None:
     if isinstance(data, Mapping):
         raise SpecError(
             f"the validation data is a {type(data).__name__} of {', '.join(map(str, data)) or 'nothing'}",
-            hint="give one dataset, and call trainer.evaluate() for others in a callback's on_validation",
+            hint="pass one dataset, and call trainer.evaluate() for others in a callback's on_validation",
         )
     options = trainer.options
     settings = _settings(trainer)
@@ -427,8 +425,8 @@ def _check_early_stop(trainer: TorchTrainer) -> None:
         return
     if trainer.validation_dataloader is None or options.validate_every is None:
         raise SpecError(
-            f"early_stop={options.early_stop} counts validations, but there are none",
-            hint="give validation data and validate_every, or remove early_stop",
+            f"early_stop={options.early_stop} requires validation, but none is configured",
+            hint="pass validation data and validate_every, or remove early_stop",
         )
 
 

@@ -178,7 +178,7 @@ class CallServer:
             link.send(LeadEnding(id=call_id))
             return
         if message.profile not in peer.profiles:
-            raise ProtocolError(f"the call {call_id!r:.60} names a profile that was not sent")
+            raise ProtocolError(f"the call {call_id!r:.60} refers to a profile that was not sent")
         asked, shape = peer.profiles[message.profile]
         key, here = asked.project.key, self._expected(asked.project.key)
         if asked.project.digest == "as is":  # a callable by name runs with the current code

@@ -313,7 +313,7 @@ class Requests:
     def _check_ranks(self, ranks: tuple[int, ...] | None) -> None:
         if ranks and ranks[-1] >= self.num_ranks:
             raise SpecError(
-                f"there is no rank {ranks[-1]} of {self.num_ranks}",
+                f"rank {ranks[-1]} does not exist: there are {self.num_ranks} rank(s)",
                 hint=f"ranks= takes numbers from 0 to {self.num_ranks - 1}",
             )
 

@@ -55,7 +55,7 @@ class Options:
         ):
             if value not in known:
                 shown = ", ".join(repr(word) for word in known if word)
-                raise SpecError(f"{name} cannot be {value!r}", hint=f"{name} accepts {shown}")
+                raise SpecError(f"invalid {name} {value!r}", hint=f"{name} accepts {shown}")
         if self.timeout is not None:
             timeout_s = read_duration(self.timeout)
             if not timeout_s > 0:
@@ -69,7 +69,7 @@ def make_options(given: Mapping[str, Any], before: Options | None = None) -> Opt
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known, show=repr)
-            raise SpecError(f"there is no option {name!r}", hint=hint)
+            raise SpecError(f"unknown option {name!r}", hint=hint)
     options = dict(given)
     if options.get("ranks") is not None:
         options["ranks"] = _read_ranks(options["ranks"])
@@ -81,7 +81,9 @@ def _read_ranks(given: Any) -> tuple[int, ...]:
     ranks = (given,) if isinstance(given, int) else given
     is_list = isinstance(ranks, (list, tuple, range, set, frozenset))
     if not is_list or not ranks or not all(type(rank) is int and rank >= 0 for rank in ranks):
-        raise SpecError(f"ranks={given!r:.60} names no ranks", hint="ranks=[0, 3]")
+        raise SpecError(
+            f"invalid ranks {given!r:.60}", hint="use a list of ranks such as ranks=[0, 3]"
+        )
     return tuple(sorted(set(ranks)))
 
 
@@ -129,7 +131,7 @@ def make_work(
         return Work(target=run, name=name or Path(words[0]).stem, is_command=True)
     if not callable(target):
         raise SpecError(
-            f"cannot call {target!r:.60}", hint="give a function, a class, or a command as text"
+            f"cannot call {target!r:.60}", hint="pass a function, a class, or a command as a string"
         )
     is_class = inspect.isclass(target) or bool(getattr(target, "is_class", False))
     plain = target if inspect.isclass(target) else _unwrap(target)

@@ -312,8 +312,8 @@ class ClientCall:
 
     def _lost(self) -> NodeLost:
         return NodeLost(
-            f"node 0 was lost during the call {self._request.id}, and the call with it",
-            hint="call again: another node 0 is running or starting",
+            f"the call {self._request.id} was lost together with node 0",
+            hint="call again; another node 0 is running or starting",
         )
 
     def _raise_forgotten(self, _message: CallForgotten, _body: bytes) -> None:

@@ -72,13 +72,14 @@ def app(
     """
     if "inactivity_ttl" in keywords:
         raise SpecError(
-            "an app ends when its command does", hint="timeout_s= limits how long it runs"
+            "app does not support inactivity_ttl: an app ends with its command",
+            hint="use timeout_s= to limit how long it runs",
         )
     check_app_keywords(
         "app", keywords, own=("cli_command", "replicas", "procs", "name", "gpus", "engine")
     )
     if procs is not None and (isinstance(procs, bool) or not isinstance(procs, int) or procs < 1):
-        raise SpecError(f"procs must be a whole number from 1, found {procs!r:.60}")
+        raise SpecError(f"procs must be a whole number of at least 1, not {procs!r:.60}")
     argv = _split(cli_command)
     return App(
         name=name or Path(argv[0]).stem,
@@ -143,7 +144,9 @@ class App:
         if self._job is None:
             self._job = self._find(self._decide().engine, is_running=False)
         if self._job is None:
-            raise JobNotFound(f"the app {self.name} was not deployed yet", hint="app.deploy()")
+            raise JobNotFound(
+                f"the app {self.name} has not been deployed yet", hint="call app.deploy()"
+            )
         return self._job
 
     def status(self) -> JobStatus:
@@ -236,7 +239,7 @@ class App:
         folder = self._root() / (self._keywords.get("working_dir") or "")
         if not folder.is_dir():
             raise SpecError(
-                f"there is no folder {folder}",
+                f"folder not found: {folder}",
                 hint="working_dir= is relative to root=, or to the current folder",
             )
         return folder
@@ -250,7 +253,8 @@ class App:
         beside = shutil.which(program, path=str(Path(sys.executable).parent))
         if beside is None:
             raise SpecError(
-                f"there is no command {program!r} here", hint="install it, or give its full path"
+                f"command {program!r} not found on this machine",
+                hint="install it, or pass its full path",
             )
         return (beside, *self.argv[1:])
 
@@ -260,7 +264,7 @@ def _split(command: str) -> tuple[str, ...]:
     given: object = command
     if not isinstance(given, str):
         raise SpecError(
-            f"cli_command must be text, found {given!r:.60}",
+            f"cli_command must be a string, not {given!r:.60}",
             hint='cli_command="torchrun --nproc_per_node=8 train.py"',
         )
     words = read_words(command, "cli_command", example='cli_command="python train.py"')
@@ -273,6 +277,6 @@ def _count_nodes(command: str, replicas: int | None) -> int:
         limits = read_num_nodes(command)
         return limits.max if limits else 1
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
-        raise SpecError(f"replicas must be a whole number from 1, found {replicas!r:.60}")
+        raise SpecError(f"replicas must be a whole number of at least 1, not {replicas!r:.60}")
     check_num_nodes(command, replicas, "replicas=")
     return replicas

@@ -171,7 +171,7 @@ class Decorated:
             except JobNotFound as error:
                 raise SpecError(
                     f"{self.name} is not deployed",
-                    hint=f"windlass deploy {self._file()}, or {self.name}.deploy(); "
+                    hint=f"run `windlass deploy {self._file()}`, or call {self.name}.deploy(); "
                     f"{self.name}.local(...) runs it here",
                 ) from error
         return self._remote

@@ -128,7 +128,7 @@ def find_deployables(module: ModuleType, name: str = "") -> list[Decorated | App
     held = vars(module).items()
     deployables = {key: value for key, value in held if isinstance(value, (Decorated, App))}
     if not deployables:
-        raise SpecError(f"there is nothing to deploy in {module.__name__}.py", hint=_NOTHING)
+        raise SpecError(f"nothing to deploy in {module.__name__}.py", hint=_NOTHING)
     wanted = [value for key, value in deployables.items() if name in ("", key, value.name)]
     if not wanted:
         raise SpecError(
@@ -163,7 +163,7 @@ def import_script(path: Path) -> ModuleType:
     name = path.stem
     if "." in name:
         raise SpecError(
-            f"{path.name} cannot be imported: {name!r} is not the name of a module",
+            f"cannot import {path.name}: {name!r} is not a valid module name",
             hint="rename it so that .py is its only dot",
         )
     known = getattr(sys.modules.get(name), "__file__", None)
@@ -180,7 +180,7 @@ def _execute(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise SpecError(
-            f"{path.name} is not a Python file", hint="give a script, such as my_script.py"
+            f"{path.name} is not a Python file", hint="pass a script such as my_script.py"
         )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

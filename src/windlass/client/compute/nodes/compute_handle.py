@@ -154,5 +154,7 @@ def _read_launch(given: Any) -> float:
         return LAUNCH_TIMEOUT_S
     timeout_s = read_duration(given)
     if timeout_s <= 0:
-        raise SpecError("launch_timeout must be more than 0", hint='write 600 or "10m"')
+        raise SpecError(
+            "launch_timeout must be more than 0", hint='use a value such as 600 or "10m"'
+        )
     return timeout_s

@@ -41,7 +41,7 @@ def read_words(command: str, what: str, *, example: str) -> list[str]:
         words = shlex.split(command)
     except ValueError as error:
         raise SpecError(
-            f"{what} cannot be read: {error}", hint="close its quotes, as in a shell"
+            f"cannot parse {what}: {error}", hint="close its quotes, as in a shell"
         ) from error
     if not words:
         raise SpecError(f"{what} is empty", hint=example)
@@ -78,7 +78,9 @@ def _check_quantity(name: str, value: Any) -> None:
 
 
 def _wrong(name: str, value: Any, wanted: str, example: str) -> SpecError:
-    return SpecError(f"{name} must be {wanted}, not {value!r:.60}", hint=f"write {example}")
+    return SpecError(
+        f"{name} must be {wanted}, not {value!r:.60}", hint=f"use a value such as {example}"
+    )
 
 
 def speak_python(text: str) -> str:

@@ -74,7 +74,9 @@ def make_spread(
     fewest, most = _read_workers(workers)
     extra = 0 if cluster is None else cluster.extra_nodes
     if procs is not None and not _is_count(procs):
-        raise SpecError(f"procs must be 1 or more, not {procs!r}", hint="procs=2")
+        raise SpecError(
+            f"procs must be at least 1, not {procs!r}", hint="use a number such as procs=2"
+        )
     return Distribution(
         framework=framework,
         workers=most + extra,
@@ -108,7 +110,7 @@ def _read_workers(given: Any) -> tuple[int, int]:
     fewest, most = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= fewest <= most:
         hint = 'workers=2, or workers="2:4" for at least 2'
-        raise SpecError(f"workers must be 1 or more, or MIN:MAX, not {given!r:.60}", hint=hint)
+        raise SpecError(f"workers must be at least 1, or MIN:MAX, not {given!r:.60}", hint=hint)
     return (fewest if fewest < most else 0), most
 
 

@@ -400,10 +400,12 @@ def find_living(text: str, wheres: Sequence[Wanted]) -> FoundCompute:
         return named[0]
     if named:
         shown = ", ".join(str(one.ref) for one in named)
-        raise SpecError(f"{text!r} could be any of {shown}", hint="use one of these references")
+        raise SpecError(
+            f"{text!r} is ambiguous: it matches {shown}", hint="use one of these references"
+        )
     for one in others.values():
         if one.name == text:
             raise make_refusal(text, join_owner(one.owner, one.name))
     known = [compute.name for compute in meant.values()]
     hint = did_you_mean(name, known, "windlass compute ls lists them")
-    raise JobNotFound(f"there is no compute {text!r:.80}", hint=hint)
+    raise JobNotFound(f"compute {text!r:.80} not found", hint=hint)

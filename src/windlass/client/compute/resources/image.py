@@ -39,7 +39,7 @@ _REF = re.compile(
 )
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_REF_HINT = "write NAME:TAG, or HOST/NAME:TAG"
+_REF_HINT = "use NAME:TAG or HOST/NAME:TAG"
 _ALSO = {
     "pip": "pip_install",
     "install": "pip_install",
@@ -60,11 +60,11 @@ def check_packages(given: str | Iterable[str]) -> tuple[str, ...]:
     words: list[str] = []
     for item in listed:
         if not isinstance(item, str) or not item.strip() or "\0" in item:
-            raise SpecError(f"{item!r:.80} is not a package", hint=_HINT)
+            raise SpecError(f"invalid package {item!r:.80}", hint=_HINT)
         text = item.strip()
         words += shlex.split(text) if text.startswith("-") else [text]
     if not words:
-        raise SpecError("pip_install needs at least one package", hint=_HINT)
+        raise SpecError("pip_install requires at least one package", hint=_HINT)
     last = ""
     for word in words:
         _check_word(word, is_value=last.startswith("-") and "=" not in last)
@@ -93,7 +93,7 @@ def _check_word(word: str, *, is_value: bool) -> None:
         )
     if is_value or word.startswith("-") or _is_path(word) or _PACKAGE.match(word):
         return
-    raise SpecError(f"{word!r:.120} is not a package that pip accepts", hint=_guess(word))
+    raise SpecError(f"pip does not accept the package {word!r:.120}", hint=_guess(word))
 
 
 def _is_path(word: str) -> bool:
@@ -178,7 +178,7 @@ class Image:
         ref: the other image's name, NAME:TAG or HOST/NAME:TAG.
         """
         if not ref:
-            raise SpecError("from_docker needs the name of an image", hint=_REF_HINT)
+            raise SpecError("from_docker requires the name of an image", hint=_REF_HINT)
         return replace(self, ref=ref)
 
     def plain_steps(self) -> list[dict[str, Any]]:
@@ -209,14 +209,14 @@ def _check_ref(ref: str) -> None:
             hint = f"remove {ref.partition('://')[0]}://"
         elif ref != ref.lower() and _REF.match(ref.lower()):
             hint = "image names must be lowercase; only tags may contain uppercase letters"
-        raise SpecError(f"{ref!r:.120} cannot be the name of an image", hint=hint)
+        raise SpecError(f"invalid image name {ref!r:.120}", hint=hint)
 
 
 def _check_step(step: object) -> ImageStep:
     if isinstance(step, PipStep | RunStep):
         return step
     raise SpecError(
-        f"{step!r:.80} is not a step of an image",
+        f"invalid image step {step!r:.80}",
         hint='add steps with .pip_install(["NAME"]) and .run("COMMAND")',
     )
 
@@ -226,7 +226,7 @@ def _check_command(command: object) -> str:
         command = shlex.join(command)
     if not isinstance(command, str) or not command.strip() or "\0" in command:
         raise SpecError(
-            f"run needs a command as text, not {command!r:.80}",
+            f"run takes a command as a string, not {command!r:.80}",
             hint='.run("apt-get install -y git")',
         )
     return command.strip()
@@ -237,18 +237,18 @@ def _check_variables(given: Mapping[str, Any]) -> dict[str, str]:
     for name, value in given.items():
         if not isinstance(name, str) or not _VARIABLE.match(name):
             raise SpecError(
-                f"{name!r} is not a valid name of an environment variable",
-                hint="letters, digits and _, not starting with a digit",
+                f"invalid environment variable name {name!r}",
+                hint="use letters, digits and underscores, not starting with a digit",
             )
         if name in names.SET_PER_RANK:
-            raise SpecError(f"{name} is set for each rank, so an image cannot set it")
+            raise SpecError(f"an image cannot set {name}, which Windlass sets for each rank")
         if (
             isinstance(value, bool)
             or not isinstance(value, str | int | float)
             or "\0" in str(value)
         ):
             raise SpecError(
-                f"the value of {name} must be text or a number, not {type(value).__name__}",
+                f"the value of {name} must be a string or a number, not {type(value).__name__}",
                 hint=f'{name}="1"',
             )
         variables[name] = str(value)
@@ -303,7 +303,7 @@ def _check_tag(tag: object, example: str) -> str:
             hint=f'write "{tag}", like "{example}"',
         )
     if not isinstance(tag, str) or not _TAG.match(tag):
-        raise SpecError(f"{tag!r:.80} cannot be the tag of an image", hint=f'write "{example}"')
+        raise SpecError(f"invalid image tag {tag!r:.80}", hint=f'use a tag such as "{example}"')
     return tag
 
 

@@ -204,7 +204,7 @@ def find_provider(name: str) -> Provider:
     known = {**{known: known for known in PROVIDERS}, "huggingface": "hf"}
     listed = f"there are {', '.join(PROVIDERS)}"
     raise SpecError(
-        f"there is no built-in secret {name!r:.60}",
+        f"unknown built-in secret {name!r:.60}",
         hint=did_you_mean(str(name).lower(), known, listed, show=known.__getitem__),
     )
 
@@ -247,7 +247,7 @@ class Secret:
         if not provider and not name and given in PROVIDERS:
             provider, given = given, ""
         if sum(map(bool, (given, name, provider))) != 1:
-            raise SpecError("a Secret needs exactly one name or provider", hint=_HINT)
+            raise SpecError("a Secret requires exactly one name or provider", hint=_HINT)
         if provider:
             if key or env or mount_path:
                 raise SpecError(
@@ -278,7 +278,7 @@ class Secret:
         """
         listed = (variables,) if isinstance(variables, str) else tuple(variables)
         if not listed:
-            raise SpecError("from_env needs at least one variable", hint='from_env(["API_KEY"])')
+            raise SpecError("from_env requires at least one variable", hint='from_env(["API_KEY"])')
         for variable in listed:
             _check_variable(variable)
         return cls._make(_variables=listed, _label=name)
@@ -296,7 +296,7 @@ class Secret:
         """
         if mount_path:
             raise SpecError(
-                "a local file can become a variable, but not a mounted file",
+                "a local file can set a variable, but cannot be mounted",
                 hint=f"kubectl create secret generic NAME --from-file={path}, then "
                 f'Secret(name="NAME", mount_path="{mount_path}")',
             )
@@ -423,7 +423,7 @@ def _check_variable(name: object, *, hint: str = 'from_env(["API_KEY"])') -> Non
     if not isinstance(name, str) or not _VARIABLE.match(name):
         # not shown in full: it may be the value itself
         shown = f"{name[:4]}..." if isinstance(name, str) and len(name) > 4 else name
-        raise SpecError(f"{shown!r} is not a valid name of an environment variable", hint=hint)
+        raise SpecError(f"invalid environment variable name {shown!r}", hint=hint)
 
 
 def _read_file(path: Path, env: str) -> dict[str, str]:
@@ -437,7 +437,7 @@ def _read_file(path: Path, env: str) -> dict[str, str]:
     except OSError as error:
         raise SpecError(
             f"cannot read the secret file {path}: {error.strerror}",
-            hint="give the path of an existing file",
+            hint="pass the path of an existing file",
         ) from error
     except UnicodeDecodeError:
         raise SpecError(

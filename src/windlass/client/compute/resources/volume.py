@@ -47,8 +47,8 @@ class Volume:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not re.fullmatch(names.DNS_LABEL, self.name):
             raise SpecError(
-                f"{self.name!r:.80} cannot be the name of a volume",
-                hint="use lowercase letters, digits and -, at most 63 characters",
+                f"invalid volume name {self.name!r:.80}",
+                hint="use at most 63 lowercase letters, digits and hyphens",
             )
         if not isinstance(self.size, str):
             raise SpecError(
@@ -65,8 +65,8 @@ class Volume:
             r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?", self.storage_class
         ):
             raise SpecError(
-                f"{self.storage_class!r:.80} cannot be the name of a storage class",
-                hint="kubectl get storageclass lists them; remove it for the cluster's default",
+                f"invalid storage class name {self.storage_class!r:.80}",
+                hint="run `kubectl get storageclass` to list them, or omit it to use the cluster's default",
             )
 
     def as_claim(self) -> Claim:
@@ -131,7 +131,7 @@ class Volume:
             self.check_nodes(num_nodes)
             if not self.size:
                 raise SpecError(
-                    f"there is no claim {self.name} in namespace {api.namespace}, and no size is set",
+                    f"claim {self.name} not found in namespace {api.namespace}, and no size is set",
                     hint=f'Volume(name="{self.name}", size="100Gi", ...)',
                 )
             try:
@@ -198,6 +198,6 @@ def _read_mode(name: str, given: object) -> str:
         return known[given.lower()]
     every = ", ".join(f"{mode} ({short})" for short, mode in ACCESS_MODES.items())
     raise SpecError(
-        f"volume {name} has no access mode {given!r:.60}",
-        hint=did_you_mean(str(given).lower(), known, f"there are {every}", show=known.__getitem__),
+        f"invalid access mode {given!r:.60} for volume {name}",
+        hint=did_you_mean(str(given).lower(), known, f"use one of {every}", show=known.__getitem__),
     )
