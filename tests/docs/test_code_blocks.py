@@ -113,7 +113,7 @@ README = ROOT / "README.md"
 SH = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Commands of the README that only run on some machines, and what the README says they need.
 NEEDS_MORE = {
-    "windlass run -m windlass.recipes.train_framework": "# needs 8 GPUs and the hub",
+    "windlass run -m windlass.recipes.train_framework": "# needs 8 GPUs and the Hugging Face Hub",
     "windlass run train.py --nodes 4 -e kubernetes": "# needs a cluster",
 }
 # Commands that set up this checkout. The test asks `make` what they would do.
