@@ -46,7 +46,9 @@ def test_outside_of_a_rank_it_raises():
 @pytest.mark.parametrize("wanted", [0, 3, -1])
 def test_impossible_quorum_is_refused(monkeypatch, wanted):
     monkeypatch.setenv("WINDLASS_NODE_INDEXES", "2")
-    with pytest.raises(wl.SpecError, match=f"must be 1 to 2, the number of nodes, not {wanted}"):
+    with pytest.raises(
+        wl.SpecError, match=f"must be between 1 and 2, the number of nodes, not {wanted}"
+    ):
         pod_ips(quorum_workers=wanted)
 
 
@@ -65,7 +67,7 @@ def pod(monkeypatch):
 @pytest.mark.usefixtures("pod")
 def test_nodes_that_never_get_an_address_are_named():
     message = (
-        r"1 of 3 nodes have an address after 0.1 s, 3 are wanted; "
+        r"1 of 3 nodes have an address after 0.1 s, but 3 are required; "
         r"missing: job.invalid-0, job.invalid-3"
     )
     with pytest.raises(TimeoutError, match=message):

@@ -270,7 +270,7 @@ def test_values_of_flags(project, home, name, raw, expected):
 @pytest.mark.parametrize(
     ("name", "raw", "message"),
     [
-        ("nodes", 0, "--nodes must be at least 1, found 0"),
+        ("nodes", 0, "--nodes must be at least 1, not 0"),
         ("nodes", "-2", "--nodes must be at least 1"),
         ("nodes", "two", "--nodes must be a whole number, not 'two'"),
         ("nodes", True, "--nodes must be a whole number"),
@@ -279,7 +279,7 @@ def test_values_of_flags(project, home, name, raw, expected):
         ("nodes", "3:2", "--nodes must be MIN:MAX with 1 <= MIN <= MAX, not '3:2'"),
         ("nodes", "0:2", "--nodes must be MIN:MAX"),
         ("nodes", "1:2:3", "--nodes must be a whole number"),
-        ("memory", True, "--memory must be a number, or text like 500m or 512Gi, found True"),
+        ("memory", True, "--memory must be a number, or text like 500m or 512Gi, not True"),
         ("memory", [1], "--memory must be a number, or text"),
         ("in_image", "maybe", "--in-image must be true or false, not 'maybe'"),
         ("volumes", [1], "--volume must be a list of texts"),
@@ -323,7 +323,7 @@ def test_refused_flags(project, home, name, raw, message):
         ("env = 'A=1'", "env in {file} must be a table"),
         ("env = ['A=1']", "env in {file} must be a table"),
         ("timeout_s = true", "timeout_s in {file} must be a duration"),
-        ("nodes = ", "{file} is not TOML"),
+        ("nodes = ", "{file} is not valid TOML"),
     ],
 )
 def test_refused_in_a_file(project, home, text, message):
@@ -349,7 +349,7 @@ def test_our_part_of_pyproject_must_be_a_table(project, home):
 
 def test_a_file_that_is_not_text_is_refused(project, home):
     (project / "windlass.toml").write_bytes(b"\xff\xfe\x00")
-    assert "is not TOML" in refused(project, home)
+    assert "is not valid TOML" in refused(project, home)
 
 
 def test_a_file_that_cannot_be_read_is_refused(project, home):

@@ -136,7 +136,7 @@ def test_a_broken_project_file(windlass: Cli, project: Path) -> None:
     (project / "windlass.toml").write_text("nodes = [")
     ran = windlass("ls")
     assert ran.code == 2
-    assert "windlass.toml is not TOML" in ran.err
+    assert "windlass.toml is not valid TOML" in ran.err
 
 
 def test_debug_shows_the_traceback(project: Path, windlass: Cli) -> None:

@@ -242,8 +242,8 @@ def test_switch_does_not_consume_the_next_argument(train):
         (["d", "--config", "a=1"], "--config must be json, not 'a=1'"),
         (["d", "--shuffle=maybe"], "--shuffle must be bool, not 'maybe'"),
         (["d", "--no-shuffle=true"], "--no-shuffle takes no value"),
-        (["d", "--lr"], "--lr needs a value: float"),
-        (["d", "--lr", "--shuffle"], "--lr needs a value: float"),
+        (["d", "--lr"], "--lr requires a value: float"),
+        (["d", "--lr", "--shuffle"], "--lr requires a value: float"),
         (["d", "x"], "lr must be float, not 'x'"),
         (
             ["d", "1", "2", "3"],
@@ -287,7 +287,7 @@ def test_shapes_of_signatures(tmp_path, source, argv, expected):
         ("a, /, **more", ["--a", "1"], "f requires a (value)"),
         ("", ["x"], "f takes no positional arguments"),
         ("a, *, b: Color", [], "f requires --a (value), --b (Color)"),
-        ("**more: str", ["--a"], "--a needs a value: str"),
+        ("**more: str", ["--a"], "--a requires a value: str"),
         ("**more: int", ["--a-b", "x"], "--a-b must be int, not 'x'"),
     ],
 )

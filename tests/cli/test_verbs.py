@@ -150,7 +150,7 @@ def test_config_set_changes_one_line_of_the_project_file(windlass: Cli, project:
     assert (found["image"]["value"], found["image"]["origin"]) == ("a/b:1", str(path))
     for name, value, says in (
         ("procs", "many", "must be a whole number"),
-        ("env", "A=1", "env is a table, which is not set"),
+        ("env", "A=1", "env is a table, which this command cannot set"),
         ("imgae", "x", "unknown setting 'imgae'"),
     ):
         ran = windlass("config", "set", name, value)

@@ -122,7 +122,7 @@ def test_no_kubeconfig_at_all(tmp_path: Path) -> None:
 
 def test_an_unknown_context(tmp_path: Path) -> None:
     path = write_kubeconfig(tmp_path, server="https://a:1")
-    with pytest.raises(ConfigError, match="no context 'hare'") as caught:
+    with pytest.raises(ConfigError, match="context 'hare' not found") as caught:
         read(path, context="hare")
     assert caught.value.hint == "did you mean 'here'?"
 
@@ -148,12 +148,12 @@ OLD_LOGIN = (
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a: [1\nb: }", "is not YAML"),
+        ("a: [1\nb: }", "is not valid YAML"),
         ("just words", "not contain a mapping"),
         ("contexts: [{context: {}}]", "`contexts` must be a list of name and context"),
         ("clusters: 3", "`clusters` must be a list"),
-        (HEAD, "no cluster 'c'"),
-        (HEAD + "clusters: [{name: c, cluster: {server: 'https://a'}}]", "no user 'u'"),
+        (HEAD, "cluster 'c' not found"),
+        (HEAD + "clusters: [{name: c, cluster: {server: 'https://a'}}]", "user 'u' not found"),
         (BAD_SERVER, "no usable server"),
         (BAD_DATA.replace("user: u", ""), "is not valid base64"),
         (OLD_LOGIN, "auth-provider"),

@@ -52,7 +52,7 @@ def read_blocker(message: str = "", **more: Any) -> Blocker:
         ),
         (
             f"{BUSY.format('cpu', 'f')}, {OVER.format('memory', 'f', '8Gi', '2Gi')}",
-            "8Gi memory in all",
+            "8Gi memory in total",
             "--memory",
         ),
     ],

@@ -66,7 +66,9 @@ def test_a_missing_file_is_named(folder, missing, message):
 def test_weights_that_cannot_be_read_are_named(folder):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").mkdir()  # not readable by any user, including root
-    with pytest.raises(SpecError, match=r"cannot read the weights in .*model\.safetensors: Is a directory"):
+    with pytest.raises(
+        SpecError, match=r"cannot read the weights in .*model\.safetensors: Is a directory"
+    ):
         check_files(options())
 
 
@@ -155,7 +157,7 @@ def test_options_come_from_flags_and_yaml(tmp_path):
     for rank in ("eight", "-1", "none"):
         with pytest.raises(SpecError, match="lora"):
             options("--lora", rank)
-    with pytest.raises(SpecError, match="no setting 'lenght'"):
+    with pytest.raises(SpecError, match="unknown trainer setting 'lenght'"):
         options("--lenght", "3")
 
 

@@ -209,7 +209,7 @@ def test_weights_of_another_model_are_named(tmp_path):
     weights = model.state_dict()
     del weights["model.norm.weight"]
     save_weights(weights, tmp_path, hf_config=make_hf_config(TINY), dtype=torch.float32)
-    with pytest.raises(SpecError, match=r"lacks 1 weights, such as model\.norm\.weight"):
+    with pytest.raises(SpecError, match=r"is missing 1 weights, such as model\.norm\.weight"):
         load_llama(tmp_path)
     wrong = {**model.state_dict(), "model.norm.weight": torch.ones(3)}
     save_weights(wrong, tmp_path, hf_config=make_hf_config(TINY), dtype=torch.float32)

@@ -57,7 +57,7 @@ def test_run_cannot_resume_with_another_model_scale_or_optimizer(work, capsys):
     more = [*first, "--steps", "2"]
     main([*FLAGS, *first])
     capsys.readouterr()
-    assert "the model was " in refuse(capsys, *more, "--model-local-dir", "other")
+    assert ", but was " in refuse(capsys, *more, "--model-local-dir", "other")
     assert "the optimizer was " in refuse(capsys, *more, "--optimizer", "adamw8bit")
     shutil.move(work / "m", work / "moved")  # the same model in another folder
     main([*FLAGS, *more, "--model-local-dir", "moved"])
@@ -74,7 +74,7 @@ def test_run_cannot_resume_with_other_adapters(work, capsys):
     assert "[MODEL] adapters of rank 4 on 14 layers: " in capsys.readouterr().out
     for words in ((), ("--lora", "8")):
         output = refuse(capsys, *first, "--steps", "2", *words)
-        assert "--lora was 4 when step 1 was saved" in output
+        assert "--lora is 0, but was 4 when step 1 was saved" in output
         assert "--no-resume" in output
 
 
@@ -178,7 +178,7 @@ def test_missing_weights_are_not_initialised(work, capsys):
     config = json.loads((work / "gpt/config.json").read_text())
     (work / "gpt/config.json").write_text(json.dumps({**config, "n_layer": 3}))
     output = refuse(capsys, "--steps", "1", "--model-local-dir", "gpt")
-    assert "lacks" in output
+    assert "is missing" in output
     assert "transformer.h.2." in output
 
 

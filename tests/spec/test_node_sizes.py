@@ -31,10 +31,10 @@ def test_sizes(given, size):
         ({"gpu": 1}, "here: has no 'gpu'"),
         ({"gpus": "one"}, "here: gpus must be a whole number"),
         ({"gpus": 0.5}, "here: gpus must be a whole number"),
-        ({"cpus": "many"}, "here: cpus must be a number of processors"),
+        ({"cpus": "many"}, "here: cpus must be a number of CPUs"),
         ({"memory": "16"}, "less than a megabyte"),
-        ({"memory": [1]}, "must be a number or a text"),
-        ({"gpus": True}, "must be a number or a text"),
+        ({"memory": [1]}, "must be a number or a string"),
+        ({"gpus": True}, "must be a number or a string"),
     ],
 )
 def test_invalid_sizes(given, message):

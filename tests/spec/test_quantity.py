@@ -44,10 +44,10 @@ def test_cpus(text):
     ("text", "says"),
     [
         ("four", "--cpus must be a number of CPUs, not 'four'"),
-        ("4Gi", "--cpus must be a number of processors"),
-        ("-1", "--cpus must be a number of processors"),
-        ("1e3", "--cpus must be a number of processors"),
-        ("4 ", "--cpus must be a number of processors"),
+        ("4Gi", "--cpus must be a number of CPUs"),
+        ("-1", "--cpus must be a number of CPUs"),
+        ("1e3", "--cpus must be a number of CPUs"),
+        ("4 ", "--cpus must be a number of CPUs"),
         ("0", "--cpus must be more than 0"),
     ],
 )

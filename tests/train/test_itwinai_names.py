@@ -97,7 +97,7 @@ def test_a_training_configuration_is_read(tmp_path):
 
 
 def test_a_config_of_another_kind_is_refused(tmp_path):
-    with pytest.raises(SpecError, match="config is a object"):
+    with pytest.raises(SpecError, match="config cannot be a object"):
         make_trainer(tmp_path, config=object())
 
 

@@ -40,7 +40,7 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", '{"text": "1"}', "", '{"text": ', "[1]")
     rows = JsonlRows(path)
     assert rows[0] == {"text": "1"}
-    with pytest.raises(SpecError, match=r"a\.jsonl:3 is not JSON: Expecting value"):
+    with pytest.raises(SpecError, match=r"a\.jsonl:3 is not valid JSON: Expecting value"):
         rows[1]
     with pytest.raises(SpecError, match=r"a\.jsonl:4 is a list, not an object"):
         rows[2]
@@ -55,7 +55,7 @@ def test_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
 
 def test_line_nested_too_deeply_is_named(tmp_path: Path) -> None:
     rows = JsonlRows(write(tmp_path / "a.jsonl", "[" * 100_000))
-    with pytest.raises(SpecError, match=r"a\.jsonl:1 is not JSON"):
+    with pytest.raises(SpecError, match=r"a\.jsonl:1 is not valid JSON"):
         rows[0]
 
 
@@ -77,7 +77,7 @@ def test_missing_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"train\.jsonl has no rows"):
         JsonlRows(tmp_path / "train.jsonl")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SpecError, match=r"has no \*\.jsonl file"):
+    with pytest.raises(SpecError, match=r"contains no \*\.jsonl file"):
         JsonlRows(tmp_path / "empty")
     with pytest.raises(SpecError, match="no data file given"):
         JsonlRows([])

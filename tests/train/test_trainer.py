@@ -216,14 +216,14 @@ def test_resume_with_another_rate_logs_the_one_in_use(tmp_path, caplog):
     trainer = make_trainer(tmp_path, lr=0.5, batch=10, recorder=recorder)
     trainer.fit()
     assert trainer.optimizer.param_groups[0]["lr"] == 1e-2
-    assert "lr was 0.01 when step 5 was saved but is 0.5 now: the optimizer keeps" in caplog.text
-    assert "batch was 8 when step 5 was saved but is 10 now: samples come in" in caplog.text
+    assert "lr is 0.5, but was 0.01 when step 5 was saved: the optimizer keeps" in caplog.text
+    assert "batch is 10, but was 8 when step 5 was saved: samples come in" in caplog.text
     assert "weight_decay was" not in caplog.text
     caplog.clear()
     make_trainer(
         tmp_path, lr=0.5, batch=10, epochs=4
     ).fit()  # the saved rate differs from the requested one
-    assert "lr was 0.01 when step" in caplog.text
+    assert "but was 0.01 when step" in caplog.text
 
 
 def test_checkpoints_by_time(tmp_path):
@@ -286,7 +286,7 @@ def test_the_loop_fits_one_screen():
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ({}, {"optimizer": "sgd"}, "the optimizer was AdamW when step 3 was saved"),
+        ({}, {"optimizer": "sgd"}, "but was AdamW when step 3 was saved"),
         ({"scheduler": lambda o: StepLR(o, 3)}, {}, "Schedule cannot load the 'scheduler'"),
     ],
 )

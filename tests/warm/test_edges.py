@@ -15,8 +15,8 @@ import windlass as kt
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"memory": "1 gigabyte"}, "memory must be an amount like 512Gi"),
-        ({"cpus": "two"}, "cpus must be a number of processors"),
+        ({"memory": "1 gigabyte"}, "memory must be an amount such as 512Gi"),
+        ({"cpus": "two"}, "cpus must be a number of CPUs"),
         ({"env": ["A=1"]}, "env must be a dict"),
         ({"secrets": "hf"}, "secrets must be a list"),
         ({"gpus": -1}, "gpus must be at least 0"),

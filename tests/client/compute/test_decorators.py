@@ -113,7 +113,7 @@ def test_nothing_starts_when_a_module_is_imported(load, home):
 def test_call_without_deployment_has_a_hint(load):
     module = load(MODULE)
     with pytest.raises(
-        kt.SpecError, match="train is not deployed\n  hint: windlass deploy "
+        kt.SpecError, match="train is not deployed\n  hint: run `windlass deploy "
     ) as error:
         module.train("a")
     assert "train.local(...) runs it here" in error.value.hint
@@ -170,7 +170,7 @@ def test_decorators_come_in_any_order_and_number():
         (lambda: kt.distribute(worker=2), "no keyword 'worker'\n  hint: did you mean 'workers'"),
         (
             lambda: kt.distribute("pytroch"),
-            "no framework 'pytroch'\n  hint: did you mean 'pytorch'",
+            "unknown framework 'pytroch'\n  hint: did you mean 'pytorch'",
         ),
         (lambda: kt.distribute(workers=0), "workers must be at least 1"),
         (lambda: kt.compute(gpus=1)(3), "only functions and classes can be decorated, not 3"),

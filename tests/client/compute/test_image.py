@@ -143,7 +143,7 @@ def test_commands():
         ({"RANK": "1"}, "an image cannot set RANK"),
         ({"A": None}, "must be a string or a number, not NoneType"),
         ({"A": True}, "must be a string or a number, not bool"),
-        ({"A": "\0"}, "must be text"),
+        ({"A": "\0"}, "must be a string"),
     ],
 )
 def test_invalid_variables(given, message):
@@ -169,7 +169,7 @@ def test_missing_methods(look, message):
         look()
 
 
-@pytest.mark.parametrize(("tag", "hint"), [(3.12, 'write "3.12"'), ("a b", 'write "3.12"')])
+@pytest.mark.parametrize(("tag", "hint"), [(3.12, 'write "3.12"'), ("a b", 'a tag such as "3.12"')])
 def test_invalid_tags(tag, hint):
     with pytest.raises(wl.SpecError) as caught:
         wl.images.python(tag)

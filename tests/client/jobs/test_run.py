@@ -90,7 +90,7 @@ def test_targets_in_the_image_are_not_checked_here():
         ({"nodes": 0}, "--nodes must be at least 1"),
         ({"nods": 2}, "unknown setting 'nods'"),
         ({"engine": "locl"}, "unknown engine 'locl'"),
-        ({"env": {"A-B": "x"}}, "'A-B' is not a valid name"),
+        ({"env": {"A-B": "x"}}, "invalid environment variable name 'A-B'"),
         ({"timeout_s": 0}, "--timeout must be more than 0"),
         ({"start": "thread"}, "--start must be one of"),
     ],

@@ -269,8 +269,8 @@ class Saver:
             for name, now in settings.items():
                 if name in saved and saved[name] != now:
                     logger.warning(
-                        "%s was %s when step %d was saved but is %s now: %s",
-                        *(name, saved[name], step, now, consequence),
+                        "%s is %s, but was %s when step %d was saved: %s",
+                        *(name, now, saved[name], step, consequence),
                     )
 
     def _is_restart(self) -> bool:
