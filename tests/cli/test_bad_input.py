@@ -52,7 +52,11 @@ USAGE: list[tuple[list[str], str, str]] = [
     (["run", "work.py", "--timeout", "soon"], "--timeout must be a duration", "job"),
     (["run", "work.py", "--start", "forks"], "--start must be one of fork, spawn", ""),
     (["run", "work.py", "--engine", "locla"], "unknown engine 'locla'", "mean local?"),
-    (["run", "work.py", "--python", "no-python"], "no interpreter 'no-python'", "Python"),
+    (
+        ["run", "work.py", "--python", "no-python"],
+        "Python interpreter 'no-python' not found",
+        "Python",
+    ),
     (["status"], "JOB is missing", "usage: windlass status"),
     (["status", "absent"], "job 'absent' not found on this machine", "windlass ls"),
     (["status", "mars://x"], "unknown engine 'mars'", "local"),

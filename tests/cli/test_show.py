@@ -79,5 +79,5 @@ def test_since(text: str, expected: float) -> None:
 
 
 def test_since_of_nonsense() -> None:
-    with pytest.raises(SpecError, match="neither a duration nor a point"):
+    with pytest.raises(SpecError, match="must be a duration or a point"):
         read_since("yesterday", now_s=0.0)

@@ -207,7 +207,7 @@ def test_broken_package_does_not_affect_other_engines(site, home, tmp_path):
 def test_two_packages_with_the_same_engine(site):
     for package in ("acme-one", "acme-two"):
         write(site, package, {"twin": "windlass_statefulset:STATEFUL_SET"}, {})
-    with pytest.raises(EngineMissing, match=r"acme-\w+ 0.1.0 and acme-\w+ 0.1.0 both add"):
+    with pytest.raises(EngineMissing, match=r"acme-\w+ 0.1.0 and acme-\w+ 0.1.0 both provide"):
         make_engine("twin", settings())
 
 

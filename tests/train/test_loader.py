@@ -389,7 +389,7 @@ def test_invalid_datasets_are_reported() -> None:
     assert Loader(Numbers(8), batch=9, drop_last=False, **place).steps_per_epoch == 1
     with pytest.raises(SpecError, match="batch=0"):
         Loader(Numbers(8), batch=0, **place)
-    with pytest.raises(SpecError, match="rank 2 of 2"):
+    with pytest.raises(SpecError, match="rank 2 is out of range"):
         Loader(Numbers(8), batch=1, rank=2, world_size=2)
     with pytest.raises(SpecError, match="set the length of the training in steps"):
         _ = Loader(Stream(8), batch=2, **place).steps_per_epoch

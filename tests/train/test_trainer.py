@@ -259,11 +259,11 @@ def test_log_lines_can_be_grepped(tmp_path, capsys):
     ("settings", "message"),
     [
         ({"model": None}, "not a torch.nn.Module"),
-        ({"data": None}, "no data to train on"),
+        ({"data": None}, "no training data given"),
         ({"loss": "cross_entrop"}, "did you mean cross_entropy"),
         ({"optimizer": "adamww"}, "did you mean adamw"),
         ({"precision": "bf8"}, "there are fp32, bf16, fp16"),
-        ({"optimizer": lambda _: 3}, "returned a int"),
+        ({"optimizer": lambda _: 3}, "must return an optimizer, not a int"),
         ({"strategy": "deepspeed"}, "DeepSpeed"),
     ],
 )
@@ -297,7 +297,7 @@ def test_other_optimizer_or_scheduler_cannot_resume(tmp_path, before, after, mes
 
 
 def test_schedulers_that_never_step_are_refused(tmp_path):
-    with pytest.raises(SpecError, match="ReduceLROnPlateau needs validations"):
+    with pytest.raises(SpecError, match="ReduceLROnPlateau requires validation"):
         make_trainer(tmp_path, scheduler=ReduceLROnPlateau).fit()
 
 

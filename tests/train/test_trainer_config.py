@@ -42,7 +42,7 @@ def test_files(tmp_path):
 @pytest.mark.parametrize("name", ["config.yaml", "config.json"])
 def test_a_file_that_cannot_be_parsed_is_named(tmp_path, name):
     (tmp_path / name).write_text("{lr: [\n")
-    with pytest.raises(SpecError, match=rf"{name} is not (YAML|JSON): (?s:.)*line "):
+    with pytest.raises(SpecError, match=rf"{name} is not valid (YAML|JSON): (?s:.)*line "):
         read(tmp_path / name)
 
 

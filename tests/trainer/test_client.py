@@ -290,7 +290,7 @@ def test_restarts_are_a_setting(client, tmp_path):
         (lambda c: c.train(initializer=object()), "load data and models in the function"),
         (
             lambda c: c.train(runtime="torch", trainer=CustomTrainer(func=print)),
-            "no runtime 'torch'",
+            "unknown runtime 'torch'",
         ),
         (lambda c: c.train(trainer=CustomTrainer(func="x")), "func must be a function"),
         (
