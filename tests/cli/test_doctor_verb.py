@@ -76,7 +76,7 @@ def test_roles_of_several_engines_are_joined_under_unique_names(windlass: Cli) -
     assert {"statefulsets", "services", "configmaps"} <= granted
     assert "secrets" not in granted
     wrong = windlass("doctor", "--role", "-e", "kubernetes,nowhere")
-    assert (wrong.code, "no engine 'nowhere'" in wrong.err) == (2, True)
+    assert (wrong.code, "unknown engine 'nowhere'" in wrong.err) == (2, True)
 
 
 def test_unknown_engine(windlass: Cli) -> None:

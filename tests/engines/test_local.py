@@ -123,7 +123,7 @@ def test_a_running_job_is_not_removed(home):
     try:
         with pytest.raises(wl.SpecError, match=f"{job.id} is still ") as caught:
             job.remove()
-        assert caught.value.hint.startswith(f"windlass cancel {job.id}")
+        assert caught.value.hint.startswith(f"run `windlass cancel {job.id}`")
         assert (home / "jobs" / job.id / "plan.json").exists()
     finally:
         job.cancel(now=True)

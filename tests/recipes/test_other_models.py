@@ -65,7 +65,7 @@ def test_run_cannot_resume_with_another_model_scale_or_optimizer(work, capsys):
     adapters = ["--model-local-dir", "moved", "--run-id", "lora", "--lora", "4"]
     main([*FLAGS, *first, *adapters])
     capsys.readouterr()
-    assert "--lora-alpha was " in refuse(capsys, *more, *adapters, "--lora-alpha", "64")
+    assert "--lora-alpha is 64, but was " in refuse(capsys, *more, *adapters, "--lora-alpha", "64")
 
 
 def test_run_cannot_resume_with_other_adapters(work, capsys):

@@ -258,7 +258,7 @@ def test_log_lines_can_be_grepped(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": None}, "not a torch.nn.Module"),
+        ({"model": None}, "must be a torch.nn.Module"),
         ({"data": None}, "no training data given"),
         ({"loss": "cross_entrop"}, "did you mean cross_entropy"),
         ({"optimizer": "adamww"}, "did you mean adamw"),

@@ -145,7 +145,7 @@ def test_role_of_another_certificate(tmp_path, caplog, cert, claims):
         files, caplog, hello(claims), context=make_careless_context(files, cert)
     )
     assert answer["type"] == "refused"
-    assert f"calls itself {claims} of {JOB}, its certificate says {cert} of {JOB}" in line
+    assert f"claims to be {claims} of {JOB}, but its certificate says {cert} of {JOB}" in line
 
 
 @pytest.mark.parametrize(

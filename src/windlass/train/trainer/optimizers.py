@@ -176,7 +176,7 @@ def make_model(model: Any) -> nn.Module:
     made = model if isinstance(model, nn.Module) else model() if callable(model) else None
     if not isinstance(made, nn.Module):
         raise SpecError(
-            f"model must be a torch.nn.Module, not a {type(made if callable(model) else model).__name__}",
+            f"model must be a torch.nn.Module, not {type(made if callable(model) else model).__name__}",
             hint="pass model=, or a function that creates it, or override create_model_loss_optimizer",
         )
     return made
