@@ -18,7 +18,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 WARM_UP = 10  # steps that do not count
-_FULL = ("OutOfMemoryError", "the GPU has no room")  # texts of torch and of the recipe
+_FULL = ("OutOfMemoryError", "the GPU ran out of memory")  # texts of torch and of the recipe
 _started: set[subprocess.Popen[Any]] = set()
 
 

@@ -48,7 +48,7 @@ def test_neither_half_continues_until_the_network_heals(tmp_path):
         lead = ground.start_all()
         ground.sever(2, 3)
         wait_for(lambda: has_message(lead), "it reports that it has only half", 60)
-        assert "only 2 of the 4 nodes of attempt 0 are here" in lead.messages("OneWorld")[-1]
+        assert "only 2 of the 4 nodes of attempt 0 are connected" in lead.messages("OneWorld")[-1]
         assert "node 2, node 3" in lead.messages("OneWorld")[-1]
         assert ground.num_ranks(1) == 0
         ground.heal(2, 3)

@@ -119,7 +119,7 @@ def test_separated_halves_of_a_job_wait(space, shared):
     with Cut(pods[:2], pods[2:]):
         is_reported = lambda: "OneWorld" in [c.reason for c in job.status().conditions]  # noqa: E731
         wait_for(is_reported, "the status has the condition", 60)
-        half = "only 2 of the 4 nodes of attempt 0 are here"
+        half = "only 2 of the 4 nodes of attempt 0 are connected"
         wait_for(
             lambda: half in job.status().conditions[-1].message, "it names the missing nodes", 60
         )

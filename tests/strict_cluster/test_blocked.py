@@ -44,7 +44,7 @@ BLOCKED: dict[str, tuple[dict[str, Any], str, str]] = {
     "service account": (
         {"service_account": "absent"},
         reasons.SERVICE_ACCOUNT,
-        r'no service account "absent"',
+        r'service account "absent" not found',
     ),
     "secret as variables": (
         {"secrets": ["absent"]},
@@ -96,7 +96,7 @@ def test_why_prints_the_blocker(strict: Ground) -> None:
     command = [sys.executable, "-m", "windlass.cli.main", "why", str(job.ref)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
-    assert 'no service account "absent"' in ran.stdout.splitlines()[0]
+    assert 'service account "absent" not found' in ran.stdout.splitlines()[0]
     assert "next: correct --service-account" in ran.stdout
     with pytest.raises(wl.SpecError, match=f"{job.id} is still pending"):
         job.remove()

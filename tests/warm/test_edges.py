@@ -62,7 +62,7 @@ def test_exit_is_reported_with_its_code(warm, code, seen, capfd):
 
 
 def test_stream_needs_a_generator(warm):
-    with pytest.raises(TypeError, match="needs a generator"):
+    with pytest.raises(TypeError, match="requires a generator"):
         list(kt.fn(tasks.echo).to(warm)(1, stream=True))
 
 

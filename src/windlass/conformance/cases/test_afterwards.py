@@ -68,5 +68,5 @@ def test_a_result_too_large_to_outlive_its_pod_is_reported(on, attach_later):
     assert job.results() == [5, bytes(3_000_000)]
     later = attach_later(job)
     assert later.status().phase.value == "succeeded"
-    with pytest.raises(wl.EngineError, match="too large to outlive its pod"):
+    with pytest.raises(wl.EngineError, match="too large to be kept after its pod"):
         later.results()

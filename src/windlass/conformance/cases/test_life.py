@@ -97,7 +97,7 @@ def test_attach_by_reference_id_prefix_and_name(on):
     for how in (str(job.ref), job.id, job.id[:-1], "my job"):
         assert wl.attach(how).results() == [0, 1]
     assert job.id in [found.id for found in wl.jobs()]
-    with pytest.raises(wl.JobNotFound, match="there is no job 'nope'"):
+    with pytest.raises(wl.JobNotFound, match="job 'nope' not found"):
         wl.attach("nope")
     job.remove()
     assert wl.jobs() == []
