@@ -131,4 +131,4 @@ def test_pod_with_a_malformed_index_reports_it(make):
     pod = Pod(job, "x")
     job.pods.append(pod)
     assert pod.start().process.wait(60) == 1
-    assert pod.says("WINDLASS_NODE_INDEX is 'x'")
+    assert pod.says("WINDLASS_NODE_INDEX must be a whole number, not 'x'")

@@ -6,10 +6,11 @@ import click
 import pytest
 
 from windlass.cli.prepare import SplitWords, TargetCommand, sort_words
+from windlass.cli.verb_table import cli
 from windlass.cli.verbs.run import run
 
 assert isinstance(run, TargetCommand)
-OPTIONS = run.options(click.Context(run, info_name="run"))
+OPTIONS = run.options(click.Context(run, info_name="run", **cli.context_settings))
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,11 @@ def _find_commands() -> Iterator[tuple[str, list[str]]]:
                 yield name, words[1:]
 
 
+def _make_context(command: click.Command) -> click.Context:
+    """Return a context with the CLI's help flags. A command keeps those of its first context."""
+    return click.Context(command, **cli.context_settings)
+
+
 def _find_verb(words: list[str]) -> tuple[click.Command, list[str]] | None:
     """Return the command that the words name, and the remaining words."""
     command: click.Command = cli
@@ -108,7 +113,7 @@ def _find_verb(words: list[str]) -> tuple[click.Command, list[str]] | None:
         verb = re.sub(r"[^\w-].*", "", words[0])
         if not verb or verb.isupper() or "|" in words[0]:  # VERB, a placeholder
             return None
-        found = command.get_command(click.Context(command), verb)
+        found = command.get_command(_make_context(command), verb)
         if found is None:
             raise AssertionError(f"there is no command {verb!r}")
         command, words = found, words[1:]
@@ -134,7 +139,7 @@ def test_commands_and_flags_exist() -> None:
 
 
 def _list_flags(command: click.Command) -> set[str]:
-    params = command.get_params(click.Context(command))
+    params = command.get_params(_make_context(command))
     return {flag for param in params for flag in (*param.opts, *param.secondary_opts)}
 
 
@@ -142,7 +147,7 @@ def _find_own_flags(command: click.Command, words: list[str]) -> Iterator[str]:
     """Return the flags before the target. All must be ours, but later ones may be the script's."""
     values = {
         flag
-        for param in command.get_params(click.Context(command))
+        for param in command.get_params(_make_context(command))
         if isinstance(param, click.Option) and not param.is_flag
         for flag in param.opts
     }

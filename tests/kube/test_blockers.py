@@ -24,7 +24,7 @@ SEEN = {
     "image-registry": ("ImagePull", ["registry.invalid/team/train:2", "i/o timeout"], "reach"),
     "image-name": ("InvalidImageName", ['"Bad Image:::"', "must be lowercase"], "HOST/NAME:TAG"),
     "no-python": ("StartError", ['no "python9"', "not found in $PATH"], "--python"),
-    "secret-env": ("CreateContainerConfigError", ['no secret "no-secret"'], "--secret"),
+    "secret-env": ("CreateContainerConfigError", ['secret "no-secret" not found'], "--secret"),
     "secret-key": ("CreateContainerConfigError", ["h4-bad/half", 'key "k"'], "describe secret"),
     "root": ("CreateContainerConfigError", ["runs as root"], "--run-as 1000"),
     "gpu": ("Unschedulable", ["16 nvidia.com/gpu", "2 of 2 nodes"], "no node is that big"),

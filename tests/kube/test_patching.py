@@ -120,7 +120,7 @@ def test_directives():
         ({"spec": {"subdomain": {"a": "b"}}}, "patch.spec.subdomain must not be a table"),
         ({"spec": {"subdomain": ["b"]}}, "patch.spec.subdomain must not be a list"),
         ({"metadata": {"labels": "x"}}, "patch.metadata.labels must be a table"),
-        ({"spec": {"$patch": "undo"}}, "patch.spec: $patch is 'undo'"),
+        ({"spec": {"$patch": "undo"}}, "patch.spec: invalid $patch 'undo'"),
     ],
     ids=str,
 )

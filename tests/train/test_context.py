@@ -121,7 +121,7 @@ def test_rank_that_cannot_find_the_others_raises(monkeypatch):
 
 def test_rank_that_is_not_a_number_is_named(monkeypatch):
     monkeypatch.setenv(names.LOCAL_RANK, "first")
-    with pytest.raises(SpecError, match="LOCAL_RANK is 'first'"):
+    with pytest.raises(SpecError, match="LOCAL_RANK must be a number, not 'first'"):
         get_context()
 
 

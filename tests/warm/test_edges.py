@@ -19,7 +19,7 @@ import windlass as kt
         ({"cpus": "two"}, "cpus must be a number of CPUs"),
         ({"env": ["A=1"]}, "env must be a dict"),
         ({"secrets": "hf"}, "secrets must be a list"),
-        ({"gpus": -1}, "gpus must be at least 0"),
+        ({"gpus": -1}, "gpus must be 0 or more"),
         ({"workers": 3}, r"distribute\(workers=3\)"),
         ({"memori": "1Gi"}, "did you mean 'memory'"),
         ({"working_dir": 3}, "working_dir must be text"),
@@ -37,7 +37,7 @@ def test_wrong_values_are_refused_when_they_are_given(given, words):
         ({"ranks": []}, "invalid ranks"),
         ({"timeout": "soon"}, "invalid duration"),
         ({"timeout": 0}, "more than 0"),
-        ({"collect": "some"}, "collect cannot be 'some'"),
+        ({"collect": "some"}, "invalid collect 'some'"),
     ],
 )
 def test_wrong_options_of_a_call_are_refused_before_it_is_made(warm, given, words):

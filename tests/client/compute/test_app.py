@@ -231,7 +231,10 @@ def test_number_of_nodes(command, replicas, nodes):
     ("given", "expected"),
     [
         ({"cli_command": ""}, "cli_command is empty"),
-        ({"cli_command": "echo 'a"}, "cannot parse cli_command: No closing quotation\n  hint: close"),
+        (
+            {"cli_command": "echo 'a"},
+            "cannot parse cli_command: No closing quotation\n  hint: close",
+        ),
         ({"cli_command": ["a"]}, "must be a string"),
         (
             {"cli_command": "a", "replcas": 2},

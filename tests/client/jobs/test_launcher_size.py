@@ -32,7 +32,7 @@ def test_size_of_a_command(words, flags, found):
 def test_contradiction_is_reported():
     with pytest.raises(SpecError, match=r"has --nnodes=4, but 2 node\(s\) would run it") as caught:
         size("torchrun --nnodes=4 t.py", nodes=2)
-    assert caught.value.hint == "remove --nnodes, or write --nodes 4"
+    assert caught.value.hint == "remove --nnodes, or use --nodes 4"
 
 
 ONE = (

@@ -31,7 +31,7 @@ def test_code_in_the_image_is_not_read(tmp_path):
         ("import model", "train.py imports model from the same folder"),
         ("from model.layers import x", "train.py imports model"),
         ("def f():\n  import package.x", "train.py imports package"),
-        ("import (", "train.py is not Python"),
+        ("import (", "train.py is not valid Python"),
         ("#" * 200_001, "has more than 200,000 bytes"),
     ],
 )

@@ -89,7 +89,7 @@ def test_hidden_values_are_not_files_of_a_pod(on):
     [
         ({"RANK": "s3cret"}, "RANK is set by Windlass"),
         ({"WINDLASS_JOB_ID": "s3cret"}, "WINDLASS_JOB_ID is set by Windlass"),
-        ({"NOT A NAME": "s3cret"}, "'NOT A NAME' is not a valid name"),
+        ({"NOT A NAME": "s3cret"}, "invalid environment variable name 'NOT A NAME'"),
         ({"NUL": "s3cret\0"}, "the value of NUL contains a NUL"),
     ],
     ids=["of torchrun", "ours", "no name", "no value"],

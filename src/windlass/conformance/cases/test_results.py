@@ -142,7 +142,7 @@ def test_an_early_return_is_not_a_failure(on, shared):
 def test_result_of_one_rank(on):
     job = on.submit(work.rank, procs=2)
     assert job.result(1) == 1
-    with pytest.raises(wl.SpecError, match="no rank 2"):
+    with pytest.raises(wl.SpecError, match="rank 2 does not exist"):
         job.result(2)
     assert job.exception() is None
     assert job.verdict() is None
