@@ -47,7 +47,7 @@ _SMALLEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ResolvedCompute:
     """Resolved spec of a compute: its engine, its nodes, and their settings."""
 
     engine: ComputeEngine
@@ -149,7 +149,7 @@ class Wanted:
         return make_plan(spec, job_id=job_id, now_s=time.time(), facts=self.engine.facts())
 
 
-def decide(given: Mapping[str, Any], *, is_there: bool = False) -> Wanted:
+def decide(given: Mapping[str, Any], *, is_there: bool = False) -> ResolvedCompute:
     """Resolve and check a compute's keywords and the settings.
 
     For a compute that exists already (`is_there`), the pod spec is left out.
@@ -158,12 +158,10 @@ def decide(given: Mapping[str, Any], *, is_there: bool = False) -> Wanted:
     volumes = [volume for volume in given.get("volumes") or () if _is_volume(volume)]
     folder = current_folder()
     flags = _make_flags(given, image)
-    where = choose_where(
-        str(given.get("engine") or ""), read_settings(flags=flags, environ=os.environ, start=folder)
-    )
-    settings = read_settings(
-        flags={**flags, "engine": where.engine}, environ=os.environ, start=folder
-    )
+    settings = read_settings(flags=flags, environ=os.environ, start=folder)
+    where = choose_where(str(given.get("engine") or ""), settings)
+    origins = {**settings.origins, "engine": where.why}
+    settings = replace(settings, engine=where.engine, origins=origins)
     engine = make_compute_engine(where.engine, settings)
     has_pods = "pods" in engine.can
     settings = forget_own_python(settings) if has_pods else settings
@@ -181,7 +179,7 @@ def decide(given: Mapping[str, Any], *, is_there: bool = False) -> Wanted:
             pod, secrets=secrets.records, volumes=claims, tolerations=tolerations, in_image=False
         )
     home = Path(str(settings.value("home"))).expanduser()
-    return Wanted(
+    return ResolvedCompute(
         engine=engine,
         where=where,
         settings=settings,
