@@ -52,11 +52,11 @@ class Plain:
         return self._target(*args, **kwargs)
 
     def local(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it in this process."""
+        """Call the target in this process."""
         return self._target(*args, **kwargs)
 
     def to(self, *_args: Any, **_keywords: Any) -> Plain:
-        """Return itself: inside a rank, it already runs on the compute."""
+        """Return self, because code in a rank already runs on the compute."""
         return self
 
     distribute = deploy = to

@@ -1,24 +1,24 @@
-"""JSON of records: one function writes it, and one table of checks reads it.
+"""JSON encoding of records. One function writes them, and a table of checks validates them on reading.
 
 A record is a frozen dataclass or a `wire.message.Message`. Its annotations, read as text, define its fields.
 Its module therefore needs `from __future__ import annotations`. The checks of a class are made on first use.
 
 Rules for both:
 - Unknown keys are ignored, so that data of newer versions can be read. A field without a default is required.
-- `str`, `bool` and `int` must have exactly this type, and an `int` less than 63 bits. A `Count` is an `int`
-  of at least 0, and a `Port` one from 0 to 65535. `Metric` is a scalar or None, `JsonObject` any object, and
-  `Any` anything.
+- `str`, `bool` and `int` must have exactly this type, and an `int` must have fewer than 63 bits. A `Count` is
+  an `int` of at least 0, and a `Port` is one from 0 to 65535. `Metric` is a scalar or None, `JsonObject` is
+  any object, and `Any` is anything.
 - `tuple`, `frozenset` and `Sequence` (read as a list) are lists in JSON, and `Mapping[str, X]` is an object.
 - An enum is read from its value. The key `kind` selects a dataclass of a union.
 
-Two rules differ:
-- A dataclass may hold a number that JSON lacks, written as text ("inf", "nan"), and its `float` is always a
-  `float`. The numbers of a message are finite, and a whole number stays an `int`.
+Dataclasses and messages differ in two rules:
+- A dataclass may contain numbers that JSON cannot represent. They are written as strings ("inf", "nan"). Its
+  `float` is always a `float`. The numbers of a message are finite, and a whole number stays an `int`.
 - An error in a dataclass names the outermost dataclass. An error in a message names the innermost record.
 
-Only `parse` limits size and depth, because it reads data of other processes. Ranks and the fork server import
-this module, so it uses only the standard library. It imports `dataclasses` only for a dataclass, and never
-`typing`.
+Only `parse` limits size and depth, because it reads data from other processes. Ranks and the fork server
+import this module, so it uses only the standard library. It imports `dataclasses` only for a dataclass, and
+never `typing`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     T = TypeVar("T")
-    Check = Callable[[Any], Any]  # returns the value for the field, or raises Unfit
+    Check = Callable[[Any], Any]  # returns the value for the field, or raises FieldTypeError
     TypedCheck = tuple[type | None, Check]  # a value of exactly this type skips the check
     Field = tuple[str, type | None, Check, bool]  # name, TypedCheck, whether it has a default
     Fields = tuple[Field, ...]
@@ -52,7 +52,7 @@ _LATE = {
     **dict.fromkeys(("CallState", "RankState"), "wire.states"),
     **dict.fromkeys(("ErrorInfo", "Outcome", "ResultHeader"), "wire.results"),
     **dict.fromkeys(("JobStatus", "Verdict"), "wire.status"),
-    **dict.fromkeys(("LeadHandover", "LostLead", "Seat"), "wire.lead_handover"),
+    **dict.fromkeys(("LeadHandover", "LostLead", "AgentIdentity"), "wire.lead_handover"),
     **dict.fromkeys(("NodeSize", "NodeSizes"), "spec.node_resources"),
     "ImageStep": "spec.work",
     "NodePlan": "plan.plan",
@@ -60,7 +60,7 @@ _LATE = {
 }
 
 
-class Unfit(ValueError):
+class FieldTypeError(ValueError):
     """A value that a field cannot hold."""
 
     def __init__(self, value: Any, expected: str) -> None:
@@ -163,7 +163,7 @@ def read(cls: type[T], data: Any) -> T:
 
 
 def read_fields(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a class in a JSON object, checked. Raise Unfit or another ValueError."""
+    """Return the fields of a class in a JSON object, checked. Raise FieldTypeError or another ValueError."""
     values = {}
     name = ""
     try:
@@ -173,7 +173,7 @@ def read_fields(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
                 values[name] = value if type(value) is plain else check(value)
             elif not has_default:
                 raise ValueError(f"it has no {name}")
-    except Unfit as error:
+    except FieldTypeError as error:
         error.path = f"{name}.{error.path}" if error.path else name
         raise
     return values
@@ -263,7 +263,7 @@ def _make_enum_check(cls: Any) -> Check:
 
     def check(value: Any) -> Any:
         if type(value) is not str or value not in members:
-            raise Unfit(value, cls.__name__)
+            raise FieldTypeError(value, cls.__name__)
         return members[value]
 
     return check
@@ -272,7 +272,7 @@ def _make_enum_check(cls: Any) -> Check:
 def _make_message_check(cls: Any) -> Check:
     def check(value: Any) -> Any:
         if type(value) is not dict:
-            raise Unfit(value, cls.__name__)
+            raise FieldTypeError(value, cls.__name__)
         return cls.read(value)
 
     return check
@@ -286,7 +286,7 @@ def _class_check(cls: Any) -> Check:
 
     def check(value: Any) -> Any:
         if type(value) is not dict:
-            raise Unfit(value, cls.__name__)
+            raise FieldTypeError(value, cls.__name__)
         return cls(**read_fields(cls, value))
 
     return check
@@ -297,7 +297,7 @@ def _make_kind_check(kinds: dict[str, Any]) -> Check:
 
     def check(value: Any) -> Any:
         if type(value) is not dict:
-            raise Unfit(value, "an object")
+            raise FieldTypeError(value, "an object")
         kind = value.get("kind")
         if type(kind) is not str or kind not in checks:
             raise ValueError(f"unknown kind {kind!r:.60}")
@@ -310,7 +310,7 @@ def _make_list_check(make: Callable[[Any], Any]) -> Callable[[type | None, Check
     def make_check(plain: type | None, inner: Check) -> Check:
         def check(value: Any) -> Any:
             if type(value) is not list and type(value) is not tuple:
-                raise Unfit(value, "a list")
+                raise FieldTypeError(value, "a list")
             return make([one if type(one) is plain else inner(one) for one in value])
 
         return check
@@ -321,7 +321,7 @@ def _make_list_check(make: Callable[[Any], Any]) -> Callable[[type | None, Check
 def _make_dict_check(plain: type | None, inner: Check) -> Check:
     def check(value: Any) -> Any:
         if type(value) is not dict:
-            raise Unfit(value, "an object")
+            raise FieldTypeError(value, "an object")
         return {key: one if type(one) is plain else inner(one) for key, one in value.items()}
 
     return check
@@ -340,7 +340,7 @@ def _refuse(expected: str) -> Check:
     """Return the check for a type without further conditions. It refuses any value of another type."""
 
     def check(value: Any) -> Any:
-        raise Unfit(value, expected)
+        raise FieldTypeError(value, expected)
 
     return check
 
@@ -348,38 +348,38 @@ def _refuse(expected: str) -> Check:
 def _check_int(value: Any) -> Any:
     if type(value) is int and -_MAX_INT < value < _MAX_INT:
         return value
-    raise Unfit(value, "a whole number")
+    raise FieldTypeError(value, "a whole number")
 
 
 def _check_count(value: Any) -> Any:
     if type(value) is int and 0 <= value < _MAX_INT:
         return value
-    raise Unfit(value, "count")
+    raise FieldTypeError(value, "count")
 
 
 def _check_port(value: Any) -> Any:
     if type(value) is int and 0 <= value <= _MAX_PORT:
         return value
-    raise Unfit(value, "port")
+    raise FieldTypeError(value, "port")
 
 
 def _check_number(value: Any) -> Any:
     if (type(value) is float or type(value) is int) and isfinite(value):
         return value
-    raise Unfit(value, "number")
+    raise FieldTypeError(value, "number")
 
 
 def _read_float(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise Unfit(value, "number") from None
+        raise FieldTypeError(value, "number") from None
 
 
 def _check_metric(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
-    raise Unfit(value, "a number or text")
+    raise FieldTypeError(value, "a number or text")
 
 
 _WORDS: dict[str, TypedCheck] = {

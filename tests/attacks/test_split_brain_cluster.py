@@ -1,4 +1,4 @@
-"""Split brain and long grace with pods. Only packets between some pods of one job are dropped."""
+"""Split brain and long grace periods with pods. Drops only packets between some pods of one job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank is killed or raises. The pods stay, and the next attempt starts by a fork, if there is one."""
+"""Killed and failing ranks: the pods stay, and a restart forks the ranks of the next attempt."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_missing_result_is_named(windlass: Cli, ended: str, home: Path) -> None:
 
 
 def test_job_name_with_a_dot_is_not_a_call(windlass: Cli) -> None:
-    """It does not mean a call of the compute `exp-v1` either, which could exist as well."""
+    """The name must not be read as a call of the compute `exp-v1`, which could also exist."""
     for name in ("exp-v1.2", "exp-v1.abcdefghjk", "v.1.2.3"):
         job_id = windlass("run", "work.py::add", "1", "--name", name).job_id
         for verb in ("status", "result", "why", "logs"):

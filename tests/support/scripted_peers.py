@@ -45,7 +45,7 @@ from windlass.wire.messages.calls import (
     ComputeInfo,
     ProjectPlace,
     SetProfile,
-    WorldAsked,
+    WorldRequest,
 )
 from windlass.wire.messages.computes import (
     COMPUTE_NODE_TO_LEAD,
@@ -95,7 +95,7 @@ def make_profile(
         "framework": "spmd",
         "slot": "",
         "instance": "",
-        "world": WorldAsked(nodes=nodes, min_nodes=fewest, procs=procs, ranks=ranks),
+        "world": WorldRequest(nodes=nodes, min_nodes=fewest, procs=procs, ranks=ranks),
         "store": False,
         "preload": [],
         "start": "",
@@ -229,7 +229,7 @@ class Client(Party):
         return end if type(end) is CallEnded else CallEnded(id=call_id, state="returned")
 
     def values(self, call_id: str) -> dict[int, bytes]:
-        """Return what the ranks of a call answered, by rank."""
+        """Return the results of a call by rank."""
         values: dict[int, bytes] = {}
         for message, body in self.heard:
             if type(message) is CallResults and message.id == call_id:

@@ -185,7 +185,7 @@ def test_non_finite_gradients_are_skipped_and_reported(tmp_path, caplog):
 
 
 def test_resume_with_more_steps_uses_the_longer_schedule(tmp_path):
-    """A finished cosine schedule is at 0, but that step is the middle of a longer one."""
+    """The rate is 0 at the end of a cosine schedule, but the longer schedule is only half done then."""
     make_trainer(tmp_path, scheduler="cosine").fit()
     rates = []
 

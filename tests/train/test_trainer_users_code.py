@@ -222,7 +222,7 @@ def test_parameter_in_two_optimizers_is_refused(tmp_path):
 )
 def test_optimizers_that_cannot_be_used_are_refused(tmp_path, optimizer, shown):
     class OneGroup(TorchTrainer):
-        """LBFGS does not accept parameter groups, so it gets parameters."""
+        """Trainer that passes LBFGS plain parameters, because it does not accept parameter groups."""
 
         def create_model_loss_optimizer(self):
             super().create_model_loss_optimizer()
@@ -386,7 +386,7 @@ def test_module_created_in_eval_mode_stays_so(tmp_path):
 
 
 def test_model_created_in_eval_mode_is_trained(tmp_path):
-    """from_pretrained returns models in eval mode."""
+    """`from_pretrained` returns models in eval mode."""
     modes = Modes(freezes=False)
     make_trainer(tmp_path, model=lambda: make_normed().eval(), callbacks=[modes]).fit()
     assert set(modes.modes) == {(True, True, True)}

@@ -1,4 +1,4 @@
-"""At most once: a call that has run is never sent again, however long its client was disconnected."""
+"""At-most-once calls: a call that has run is never resent, no matter how long its client was offline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Life of a compute: it is reused, changed in place, replaced, torn down, and ended by inactivity."""
+"""Lifecycle of a compute: reuse, change in place, replacement, teardown and inactivity timeout."""
 
 from __future__ import annotations
 

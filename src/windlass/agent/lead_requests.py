@@ -15,7 +15,7 @@ from windlass.agent.agent_context import AgentContext
 from windlass.agent.link import endpoints
 from windlass.errors import ProtocolError
 from windlass.wire.identity import NODE
-from windlass.wire.lead_handover import LeadHandover, Seat
+from windlass.wire.lead_handover import AgentIdentity, LeadHandover
 from windlass.wire.message import Message
 from windlass.wire.messages.jobs import LEAD_TO_NODE, EndAgent
 from windlass.wire.messages.link import GiveIndex
@@ -86,12 +86,12 @@ async def _read_answer(frames: endpoints.Frames) -> Message | None:
 async def report_end(
     context: AgentContext, place: endpoints.Place, memory: LeadHandover | None
 ) -> None:
-    """Report to the lead at `place`, if there is one, that this node ends permanently.
+    """Notify the lead at `place`, if there is one, that this node is exiting permanently.
 
-    The report includes the lead state that the node keeps, because the node may have taken part in a later
-    attempt than that lead knows. The other nodes of that attempt continue without this one.
+    The report includes the lead state that the node keeps, because the node may have taken part in a newer
+    attempt than the lead knows of. The other nodes of that attempt continue without this one.
     """
-    seat = Seat(index=context.index, incarnation=context.incarnation)
+    seat = AgentIdentity(index=context.index, incarnation=context.incarnation)
     with contextlib.suppress(OSError, ProtocolError):
         link = await endpoints.connect(
             place,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def run_pod_agent() -> NoReturn:
     """Run the agent of this pod until its job or the pod ends."""
     # PID 1 has no default handler, so without this SIGTERM has no effect before the loop runs
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(names.EXIT_TOLD_TO_STOP))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(names.EXIT_STOPPED))
     text = (Path(names.SECRET_FOLDER) / names.PLAN_FILE).read_bytes()
     plan = json.loads(text)
     environ = dict(
@@ -67,7 +67,7 @@ def run_pod_agent() -> NoReturn:
 
 
 def _set_own_environment(environ: Mapping[str, str]) -> None:
-    """Remove variables that ranks must not see, and choose the output folder of ranks."""
+    """Remove variables that ranks must not see, and set the ranks' output folder."""
     for name in environ.get(names.ENV_FORGET, "").split(","):
         os.environ.pop(name, None)
     out = (

@@ -38,9 +38,9 @@ _GIT_LIMIT_S = 60
 def find_root(target: Path) -> Path:
     """Return the nearest folder at or above `target` that holds a marker, else the target's own folder.
 
-    The home folder and its parents never count as a project. Otherwise, a home with dotfiles in git would be
-    sent as a whole. Without a marker, any target's folder is accepted, because a local run copies nothing.
-    `check_root` refuses folders that are too wide if files must be sent.
+    The home folder and its parents never count as a project. Otherwise, a home folder with its dotfiles in
+    git would be uploaded completely. Without a marker, any target's folder is accepted, because a local run
+    copies nothing. `check_root` rejects folders that are too broad if files must be sent.
     """
     target = _existing(target)
     own = target if target.is_dir() else target.parent

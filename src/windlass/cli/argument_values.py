@@ -1,9 +1,9 @@
-"""Conversion of command line words to argument values of a function.
+"""Conversion of command-line arguments to the values of a function's parameters.
 
-`make_type` reads annotations as source text and imports no user code. It recognises a type by its spelling
-(`Path`, `pathlib.Path`, `Optional[int]`, `int | None`). A word of unknown type becomes a Python literal if
-possible, and otherwise text. `read_blind` is for functions with a signature that is not available here. This
-module performs no I/O and does not know parameters or flags.
+`make_type` reads annotations as source text and imports no user code. It recognizes a type by its spelling
+(`Path`, `pathlib.Path`, `Optional[int]`, `int | None`). An argument of unknown type becomes a Python literal
+if possible, and otherwise a string. `read_blind` is for functions with a signature that is not available
+here. This module performs no I/O and does not know parameters or flags.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _of_value(value: object) -> ValueType:
 
 
 def read_values(kind: ValueType, texts: Sequence[str]) -> object:
-    """Return one value from all the words given for it. A list takes all words, any other type the last."""
+    """Parse one value from all of its arguments. A list takes all of them, any other type the last."""
     if kind.name in _MANY or kind.name == "fixed":
         if kind.optional and texts[-1].lower() == "none":
             return None
@@ -188,7 +188,7 @@ def read_values(kind: ValueType, texts: Sequence[str]) -> object:
 
 
 def read_value(kind: ValueType, text: str) -> object:
-    """Return one value from one word. Raise ValueError if the word does not fit the type."""
+    """Parse one value from one argument. Raise ValueError if the argument does not fit the type."""
     if kind.optional and text.lower() == "none":
         return None
     if kind.name in _MANY or kind.name == "fixed":

@@ -1,12 +1,13 @@
-"""From the words of a command line to a prepared job, for `run` and `export`.
+"""Preparation of a job from a command line, for `run` and `export`.
 
-`sort_words` separates the flags of Windlass, the target and the target's own words. Flags of Windlass are
-recognised anywhere before `--`, and all words after `--` belong to the target. A flag behind the target that
-its source declares too is rejected, and so are flags of launchers such as torchrun. The source is parsed for
-this and never run.
+`sort_words` separates the flags of Windlass, the target and the target's own arguments. Flags of Windlass are
+recognized anywhere before `--`, and all arguments after `--` belong to the target. A flag after the target
+is rejected if the target's source declares it too. So are flags of launchers such as torchrun. The source is
+parsed for this and never run.
 
 Parameters of a function become flags here (`cli.function_flags`). Scripts, modules and commands get their
-words unchanged. Each stage is frozen and made from the stages before it. Settings and target are read once:
+arguments unchanged. Each stage is frozen and made from the stages before it. Settings and target are read
+once:
 
     words -> SplitWords -> Settings -> WorkTarget -> client.jobs.run.prepare_target -> Prepared
 """
@@ -211,8 +212,8 @@ class TargetCommand(Verb):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         lines = [
-            "TARGET receives the words after it that are not flags of Windlass, and all words after `--`.",
-            "TIME is written like 90s, 5m, 1h30m or 2d. A number without a unit means seconds.",
+            "Arguments after TARGET that are not Windlass flags, and everything after `--`, are passed to TARGET.",
+            "TIME is a duration such as 90s, 5m, 1h30m or 2d. A number without a unit means seconds.",
         ]
         if not ctx.meta.get(_SHOWS_ALL, False):
             count = len(set(self.options(ctx).values()))

@@ -1,4 +1,4 @@
-"""Pytest plugin for a user's cases: sets the engine and the place, selects cases, and records results.
+"""Pytest plugin for a user's cases: sets the engine and its location, selects cases and records results.
 
 The conftest of the cases is independent of where they run.
 """

@@ -128,10 +128,10 @@ class Engine(Renderer, Protocol):
         """Return the plan that a job was submitted with."""
 
     def status(self, ref: JobRef) -> JobStatus:
-        """Return the current status of a job, even when its agents are gone."""
+        """Return the current status of a job, even after its agents have exited."""
 
     def logs(self, ref: JobRef, query: LogQuery) -> LogReader:
-        """Return a reader of all ranks' lines, merged."""
+        """Return a reader of the merged output of all ranks."""
 
     def results(
         self, ref: JobRef, *, with_values: bool = True
@@ -227,5 +227,5 @@ def check_capabilities(engine: Renderer, plan: Plan) -> None:
     if missing:
         raise SpecError(
             f"the engine {engine.name} does not support: {', '.join(missing)}",
-            hint=f"leave out --{missing[0]}, or choose another engine",
+            hint=f"omit --{missing[0]}, or choose another engine",
         )

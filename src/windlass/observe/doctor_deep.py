@@ -54,7 +54,7 @@ _NUM_PINGS = 5
 
 
 def render_job(name: str, image: str) -> Object:
-    """Render a Job that starts suspended, so that Service and policies exist before its pods. It expires."""
+    """Render a suspended Job, so that its Service and policies exist before its pods. The Job expires."""
     pod = _render_pod(name, image)
     return {
         "apiVersion": KUBERNETES.kind.api_version,
@@ -281,7 +281,7 @@ def check_deep(api: Api, image: str) -> Iterator[Check]:
     except ClusterError as error:
         yield Check(name="two pods", state="missing", found=error.message, hint=error.hint)
     finally:
-        with suppress(ClusterError):  # the job then expires by its own deadlines
+        with suppress(ClusterError):  # if the delete fails, the job's own deadlines remove it
             api.delete(KUBERNETES.kind, name)
 
 

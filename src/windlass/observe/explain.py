@@ -40,11 +40,11 @@ class TimelineRow:
 
 
 def make_timeline_rows(status: JobStatus) -> tuple[TimelineRow, ...]:
-    """Return the moments in order of time, from the submit to the job's end.
+    """Return the phases in chronological order, from the submission to the end of the job.
 
-    Clocks of several machines disagree slightly, and an API server's has a resolution of one second. A moment
-    that seems to precede the submit is set to the submit's time. An end that seems to precede another moment
-    is set to that moment's time.
+    Machine clocks disagree slightly, and API server timestamps have a resolution of one second. A moment that
+    appears to precede the submission is set to the submission's time. An end that appears to precede another
+    moment is set to that moment's time.
     """
     # a stable sort keeps the order of moments with the same time
     in_order = sorted(

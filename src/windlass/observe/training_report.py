@@ -140,7 +140,7 @@ def _read_stretch(line: Mapping[str, Any]) -> Stretch | None:
 
 
 def _number(value: object) -> float:
-    """Return a finite number as a float, and 0 for other values."""
+    """Return the value as a float, or 0 if it is not a finite number."""
     if isinstance(value, (int, float)) and abs(value) < float("inf"):
         return float(value)
     return 0.0

@@ -66,7 +66,7 @@ def renumber(nodes: Iterable[NodePlan]) -> tuple[NodePlan, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts about the engine that planning needs. Callers pass them in."""
+    """Facts about the engine that planning needs."""
 
     environ: Mapping[str, str]  # the environment that nodes start with
     env: Mapping[str, str] = field(default_factory=dict)  # the engine's default variables

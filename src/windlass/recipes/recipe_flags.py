@@ -43,13 +43,13 @@ def rename_flags(words: Sequence[str], aliases: Mapping[str, str]) -> list[str]:
 
 
 def guess_out(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the setting `out`: the mounted claim for outputs, unless the launcher sets another folder."""
+    """Return the default of `out`: the mounted claim for outputs, unless the launcher sets another folder."""
     has_claim = os.path.isdir(OUT_CLAIM) and os.access(OUT_CLAIM, os.W_OK)
     return {"out": OUT_CLAIM} if has_claim and not environ.get(names.OUT) else {}
 
 
 def guess_trackers(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the setting `trackers`: MLflow, if its address is set."""
+    """Return the default of `trackers`: MLflow if its URI is set."""
     return {"trackers": ("mlflow",)} if environ.get("MLFLOW_TRACKING_URI") else {}
 
 

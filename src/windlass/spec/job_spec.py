@@ -43,8 +43,8 @@ class JobSpec:
     timeout_s: float | None = None
     grace_s: float = 10.0
     peer_wait_s: float = 60.0  # how long a finished rank waits for the others
-    lease_s: float | None = None  # None for the engine's default
-    join_timeout_s: float | None = None  # None for the engine's default
+    lease_s: float | None = None  # default: the engine's
+    join_timeout_s: float | None = None  # default: the engine's
     detach: bool = False
     pod: PodSpec | None = None  # if nodes are pods
     sizes: NodeSizes | None = None  # if the framework counts resources itself

@@ -37,7 +37,7 @@ def check_cpus(name: str, text: str) -> None:
 
 
 def check_bytes(name: str, text: str) -> None:
-    """Raise SpecError if a text is not an amount of memory or disk, or its unit is obviously missing."""
+    """Raise SpecError if `text` is not an amount of memory or disk, or obviously lacks a unit."""
     if not text:
         return
     if not re.fullmatch(_FORM, text) or text[-1] in "num":
@@ -47,7 +47,7 @@ def check_bytes(name: str, text: str) -> None:
         )
     if read_quantity(text) < _LEAST_BYTES * BILLION:
         raise SpecError(
-            f"{name} {text} is less than a megabyte", hint=f"add a unit, as in {text}Gi"
+            f"{name} {text} is less than 1 MiB", hint=f"add a unit, as in {text}Gi"
         )
 
 

@@ -38,7 +38,7 @@ class Toleration:
 
 
 def read_toleration(text: str) -> Toleration:
-    """Return the toleration in a text: KEY or KEY=VALUE, with an optional :EFFECT, or * for every taint."""
+    """Parse a toleration: KEY or KEY=VALUE, with an optional :EFFECT, or * for every taint."""
     name, _, effect = text.partition(":")
     key, _, value = name.partition("=")
     if key == "*" and not value and (not effect or effect in EFFECTS):

@@ -33,8 +33,8 @@ class Preemption:
         self._deadline_s: float | None = None
         self._previous: Any = None
         self._is_listening = False
-        self._is_read = False  # by a loop that stops by itself
-        self._pid = 0  # of the listening process, as its children do not listen
+        self._is_read = False  # whether a loop reads the notice and stops by itself
+        self._pid = 0  # pid of the listening process, because its children do not listen
 
     @property
     def is_noticed(self) -> bool:

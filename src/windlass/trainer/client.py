@@ -105,7 +105,7 @@ class TrainerClient:
         num_workers: number of pods.
         resources_per_worker: for example {"cpu": "1", "memory": "2Gi", "gpu": "1"}.
         parameters: the function's only argument, as one dict (default: no argument).
-        packages_to_install: packages for `pip install`, installed before the function runs.
+        packages_to_install: packages that pip installs before the function runs.
         pip_index_url: package index (default: the one configured in the image).
         env_vars: environment variables of every rank.
         num_procs_per_worker: ranks per pod (default: one per GPU, or 1).
@@ -228,7 +228,7 @@ class TrainerClient:
             except JobNotFound:  # removed in the meantime
                 continue
             except ProtocolError as error:  # for example, written by another version
-                say(f"{known.name} is left out: {error.message}")
+                say(f"skipping {known.name}: {error.message}")
         return [job for job in jobs if runtime is None or job.runtime.name == runtime.name]
 
     def get_job_logs(

@@ -149,7 +149,7 @@ def is_adopted(status: JobStatus) -> bool:
 
 
 def list_events(known: TrainerJob, api: Api | None, dialect: Dialect | None) -> list[Event]:
-    """Return the cluster's events of a job, or its timeline without a cluster. Oldest first."""
+    """Return a job's cluster events, oldest first. Without a cluster, return its timeline."""
     if api is None or dialect is None:
         moments = known.job.status().timeline
         return [_make_event("Job", known.name, str(m.name), "", m.at_s) for m in moments]

@@ -126,7 +126,7 @@ def is_for_tuning(runtime: Any) -> bool:
 
 
 def read_tuning(config: Any, initializer: Any) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the recipe's command line and variables for a BuiltinTrainer's config."""
+    """Return the recipe's command line and environment variables for a BuiltinTrainer's config."""
     if type(config).__name__ != "TorchTuneConfig":
         raise WrongArgument(
             f"config must be a TorchTuneConfig, not {config!r:.60}",
@@ -153,7 +153,7 @@ def read_tuning(config: Any, initializer: Any) -> tuple[tuple[str, ...], dict[st
 def _read_adapters(peft: Any) -> list[str]:
     for name, why in _NO_ADAPTERS.items():
         if getattr(peft, name, None):
-            raise WrongArgument(f"{name} is not supported: {why}", hint=f"leave {name} out")
+            raise WrongArgument(f"{name} is not supported: {why}", hint=f"omit {name}")
     unknown = [name for name in peft.lora_attn_modules if name not in _ADAPTED]
     if unknown:
         raise WrongArgument(
@@ -172,14 +172,14 @@ def _read_adapters(peft: Any) -> list[str]:
 
 
 def _read_initializer(initializer: Any) -> tuple[list[str], dict[str, str]]:
-    """Return flags for the model and the data, and the hub's token as a variable."""
+    """Return the flags for the model and the data, and the environment variable with the hub's token."""
     model: Any = getattr(initializer, "model", None)
     if type(model).__name__ != "HuggingFaceModelInitializer":
         raise WrongArgument(
             "a BuiltinTrainer needs a model"
             if model is None
             else f"a {type(model).__name__} is not supported",
-            hint='initializer=Initializer(model=HuggingFaceModelInitializer("hf://ID"))',
+            hint='use initializer=Initializer(model=HuggingFaceModelInitializer("hf://ID"))',
         )
     words = ["--model", model.storage_uri.removeprefix(_HUB)]
     dataset = initializer.dataset
@@ -237,7 +237,7 @@ def read_v1_job(
     if not callable(train_func):
         raise WrongArgument(
             f"train_func must be a function, not {train_func!r:.60}",
-            hint="run a script with: windlass run SCRIPT -e trainjob",
+            hint="run a script with `windlass run SCRIPT -e trainjob`",
         )
     keyword = "resources_per_worker"
     settings = {
@@ -364,7 +364,7 @@ def _check_more(more: Mapping[str, Any]) -> dict[str, Any]:
             raise WrongArgument(f"create_job takes no {name}", hint=hint)
     kind = settings.pop("job_kind", "PyTorchJob")
     if kind != "PyTorchJob":
-        raise WrongArgument(f"job_kind {kind} is not supported", hint="leave job_kind out")
+        raise WrongArgument(f"job_kind {kind} is not supported", hint="omit job_kind")
     if (queue := settings.pop("queue_name", None)) is not None:
         settings["queue"] = queue
     check_settings("create_job", settings, _V1_KEYWORDS)

@@ -124,7 +124,7 @@ class TorchTuneConfig:
 class BuiltinTrainer:
     """The recipe that fine-tunes language models, `windlass.recipes.train_framework`.
 
-    config: its settings.
+    config: settings of the recipe.
     """
 
     config: TorchTuneConfig

@@ -66,7 +66,7 @@ class RankLog:
     def skip_to(self, since_s: float) -> None:
         """Move to a position less than 1 MiB before the first record at or after `since_s`.
 
-        Bisects the file, which works because its records are in order of time.
+        Bisects the file, which works because its records are in chronological order.
         """
         try:
             with self.path.open("rb") as file:
@@ -86,7 +86,7 @@ class RankLog:
             return
 
     def read_rest(self) -> Iterator[LogLine]:
-        """Yield the lines that were never completed."""
+        """Yield the incomplete last line of each stream."""
         for stream in list(self._parts):
             yield from self._finish(stream)
 

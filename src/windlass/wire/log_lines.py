@@ -76,7 +76,7 @@ class LogQuery:
 
 
 def number_node(node: int) -> int:
-    """Return the number that stands for a framework's own processes on a node, in place of a rank."""
+    """Return the negative pseudo-rank of a framework's own processes on a node."""
     return -1 - node
 
 

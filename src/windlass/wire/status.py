@@ -158,7 +158,8 @@ class Progress:
     rank: int | None = None  # the rank that `step` and `metrics` come from
     total: int | None = None
     metrics: Mapping[str, float | int | str | bool | None] = field(default_factory=dict)
-    metric_steps: Mapping[str, int] = field(default_factory=dict)  # of metrics older than `step`
+    # steps of metrics that were last reported before `step`
+    metric_steps: Mapping[str, int] = field(default_factory=dict)
     at_s: float = 0.0  # time of the last report by any rank
     step_at_s: float = 0.0  # when `step` last changed
     eta_s: float | None = None

@@ -238,7 +238,7 @@ def test_loss_of_a_returned_peer_is_noted():
     with_outcome = make_verdict(PLAN, [lost, outcome(1, "returned", at_s=2.0)], attempt=0)
     assert with_outcome.note.startswith("rank 1 had already returned")
     own = make_verdict(PLAN, [outcome(0, "raised", error=error())], attempt=0, returned={1})
-    assert own.note == ""  # this failure is its own
+    assert own.note == ""  # the rank's own error, not the loss of a peer
 
 
 def test_verdicts_about_the_job():

@@ -1,4 +1,4 @@
-"""End of an attempt: the lead waits while nodes still send data, and names the results that are missing."""
+"""End of an attempt: the lead waits while nodes still send data, and reports missing results."""
 
 from __future__ import annotations
 

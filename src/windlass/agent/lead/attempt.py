@@ -144,7 +144,7 @@ def _describe(outcome: Outcome, node_name: str, memory: str) -> str:
     subject = f"rank {outcome.rank} on {node_name}"
     if outcome.state == RankState.LOST:
         why = f": {outcome.note}" if outcome.note else ""
-        return f"{node_name} was lost with rank {outcome.rank} on it{why}"
+        return f"{node_name} (rank {outcome.rank}) was lost{why}"
     if outcome.out_of_memory:
         if memory:
             return f"{subject} exceeded the memory limit of its node, {memory}, and was killed (--memory)"
@@ -155,7 +155,7 @@ def _describe(outcome: Outcome, node_name: str, memory: str) -> str:
     where = f" at {error.file}:{error.line}" if error and error.file else ""
     if _was_asked_to_end(outcome):
         why = f": {text}" if error and (text := _exit_text(error)) else ""
-        return f"{subject} ended on SIGTERM{why}"
+        return f"{subject} exited on SIGTERM{why}"
     if error is not None and error.text and not error.type.endswith("SystemExit"):
         return f"{subject} raised {cut_text(error.text.splitlines()[0], _MAX_MESSAGE)}{where}"
     if _never_started(outcome):
@@ -201,7 +201,7 @@ class StopRequest:
         self.now = False
 
     def ask(self, verdict: Verdict, *, now: bool, signum: int) -> bool:
-        """Request the end. Return True if this is the first request for an immediate end."""
+        """Request that the attempt stop. Return True if this is the first request for an immediate stop."""
         if self.verdict is None:
             self.verdict, self.signal = verdict, signum
         is_first_immediate = now and not self.now
@@ -270,7 +270,7 @@ class Attempt:
                     )
 
     def break_off(self, verdict: Verdict) -> None:
-        """Fail the attempt for a cause outside its ranks. Later errors of the ranks are consequences."""
+        """Fail the attempt for a cause outside its ranks. Later rank errors count as consequences."""
         self._broken = self._broken or verdict
         self.has_failure = True
 

@@ -44,17 +44,17 @@ from windlass.wire.file_sync import (
 from windlass.wire.frames import Frame
 from windlass.wire.identity import NODE
 from windlass.wire.job_folder import JobFolder
-from windlass.wire.lead_handover import LeadHandover, Seat
+from windlass.wire.lead_handover import AgentIdentity, LeadHandover
 from windlass.wire.message import Handlers, Message
 from windlass.wire.messages.agents import StartNode
 from windlass.wire.messages.jobs import (
     CLIENT_TO_LEAD,
     NODE_TO_LEAD,
+    Acknowledged,
     AllRead,
     CancelJob,
     EndAgent,
     FilesHere,
-    Heard,
     HoldLease,
     InputsReady,
     InputsWanted,
@@ -82,7 +82,7 @@ class Lead(Protocol):
     nodes: NodeTable
 
     async def run(self) -> None:
-        """Run until the end. Afterwards the status is final."""
+        """Run until the job ends. The status is final when this returns."""
 
     async def leave(self) -> None:
         """End all ranks because this node must stop. Another lead may take over."""
@@ -107,7 +107,7 @@ class Lead(Protocol):
     def record_exit(self, index: int) -> None:
         """Record a leaving node's report that its ranks are dead. It starts no others."""
 
-    def take_farewell(self, seat: Seat, memory: LeadHandover | None) -> None:
+    def take_farewell(self, seat: AgentIdentity, memory: LeadHandover | None) -> None:
         """Record that an unreachable node has ended permanently and has no ranks.
 
         `memory` is the state of the previous lead as the node knows it.
@@ -257,7 +257,7 @@ class ClientLink:
         why = order.why or "cancelled by a client"
         signum = signal.SIGINT if order.interrupt else signal.SIGTERM
         self._lead.end(FailureKind.CANCELLED, why, now=order.now, signum=signum)
-        self._link.send(Heard())
+        self._link.send(Acknowledged())
 
     def _take_input(self, message: FilePiece, body: bytes) -> None:
         """Store a piece of an input. If several clients send it, the first complete copy counts."""
@@ -581,7 +581,7 @@ class EndedJob:
         is_known = frame.type in CLIENT_TO_LEAD.kinds
         message = CLIENT_TO_LEAD.read(frame.header) if is_known else None
         if isinstance(message, CancelJob):  # the job has already ended
-            link.send(Heard())
+            link.send(Acknowledged())
         elif not isinstance(message, _IGNORED):
             raise ProtocolError(
                 "the job has ended", hint="its status, logs and results can still be read"

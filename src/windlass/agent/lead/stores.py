@@ -68,13 +68,13 @@ def _bind(family: socket.AddressFamily, address: str, number: int) -> socket.soc
 
 @dataclass(slots=True)
 class Store:
-    """A store on node 0, or a port at which rank 0 of one world opens one."""
+    """Store that node 0 serves, or a reserved port where rank 0 of one world opens its own store."""
 
     number: int
     port: int | None = None  # None if not known yet
     reserved: ReservedPort | None = None  # if rank 0 opens the store
     num_calls: int = 0
-    is_shared: bool = False  # by all worlds of a compute
+    is_shared: bool = False  # whether all worlds of a compute use it
 
     @property
     def has_store(self) -> bool:

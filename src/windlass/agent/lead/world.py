@@ -1,8 +1,8 @@
-"""Worlds, which are generations of ranks that run together, and the orders to their nodes.
+"""Worlds: generations of ranks that run together, and the orders sent to their nodes.
 
 Each attempt of a job has its own world. On a compute, a fresh world serves one call. A kept world stays
 in its slot until it is replaced or one of its ranks dies. The leads decide which work runs on a world and
-what follows from its end. `Changes` lets a lead wait for a condition. This module must not import messages of
+what happens when it ends. `Changes` lets a lead wait for a condition. This module must not import messages of
 calls at load time, because that would delay the start of jobs.
 """
 
@@ -19,7 +19,7 @@ from windlass import names
 from windlass.agent.lead.clusters import MeetingPoint
 from windlass.agent.lead.node_table import JoinedNode, NodeTable
 from windlass.agent.silence_limits import Disconnect
-from windlass.errors import SpecError
+from windlass.errors import SpecError, count_noun
 from windlass.frameworks.framework import load_framework
 from windlass.plan.plan import NodePlan, Plan, make_nodes, renumber
 from windlass.wire.job_folder import JobFolder
@@ -27,7 +27,7 @@ from windlass.wire.message import Message
 from windlass.wire.messages.worlds import EndWorld, WorldCleared
 
 if TYPE_CHECKING:
-    from windlass.wire.messages.calls import WorldAsked
+    from windlass.wire.messages.calls import WorldRequest
 
 
 class Changes(asyncio.Event):
@@ -84,7 +84,7 @@ class World:
 
 
 def make_world_nodes(
-    plan: Plan, asked: WorldAsked, here: Sequence[int] | None = None
+    plan: Plan, asked: WorldRequest, here: Sequence[int] | None = None
 ) -> tuple[NodePlan, ...]:
     """Return the nodes of a world and the ranks on each, with chosen ranks renumbered from 0.
 
@@ -102,7 +102,7 @@ def _choose(nodes: Sequence[NodePlan], chosen: Sequence[int]) -> tuple[NodePlan,
     wrong = [rank for rank in chosen if not 0 <= rank < num_ranks]
     if wrong or not chosen:
         raise SpecError(
-            f"ranks={list(chosen)} cannot be chosen from {num_ranks} rank(s)",
+            f"ranks={list(chosen)}: the compute has only {count_noun(num_ranks, 'rank')}",
             hint=f"use ranks from 0 to {num_ranks - 1}",
         )
     nodes_of_world: list[NodePlan] = []

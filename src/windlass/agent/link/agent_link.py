@@ -308,7 +308,7 @@ class Link(asyncio.Protocol):
         self._has_left = True
         with contextlib.suppress(OSError):
             await self.drain(timeout_s=_CLOSE_TIMEOUT_S)
-        # on Python 3.11.2 no method may be called after a second close
+        # closing twice makes later calls on the transport fail on Python 3.11.2
         if not self._transport.is_closing():
             self._transport.close()
         if self.certificate is not None:

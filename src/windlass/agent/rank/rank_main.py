@@ -230,9 +230,8 @@ def step_aside(paths: Sequence[str]) -> None:
 
     Moves the archive to the end of the path, and unloads all modules of Windlass.
 
-
-    `import windlass` in user code then finds the training library if the job carries it, else the installed
-    package, else the part in the agent's archive.
+    Then `import windlass` in user code finds the training library if the job carries it. Otherwise it finds
+    the installed package, or else the part in the agent's archive.
     """
     archive = sys.path.pop(0) if sys.path and sys.path[0].endswith(".pyz") else ""
     first = (*paths, os.environ.get(names.TRAIN, ""))

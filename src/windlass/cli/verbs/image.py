@@ -1,7 +1,7 @@
 """`windlass image`: the Dockerfile of an Image's steps, or of the recipes.
 
-Nodes skip the steps if their image was built from this Dockerfile. Imports the file like `windlass deploy`,
-because the file's code makes the Image.
+Nodes skip the steps if their image was built from this Dockerfile. The command imports the file as
+`windlass deploy` does, because the file's code creates the Image.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _image_of(value: object) -> Image | None:
 
 def _list(images: Mapping[str, Image]) -> str:
     if images:
-        return f"there are {', '.join(images)}"
+        return f"available: {', '.join(images)}"
     return 'write one: image = windlass.images.pytorch("24.08-py3").pip_install(["NAME"])'
 
 

@@ -39,8 +39,8 @@ _FIRST_UNIX_S = 1e9  # a number this large is a point in time, not a duration
 )
 @click.option(
     "--since",
-    metavar="TIME",
-    help="Print lines since 5m (ago), 2026-01-31T12:00 or Unix seconds",
+    metavar="WHEN",
+    help="Print lines since WHEN: 5m (ago), 2026-01-31T12:00 or a Unix timestamp",
 )
 @click.option("--grep", metavar="RE", help="Print lines that match a regular expression")
 @json_option
@@ -54,7 +54,7 @@ def logs(
     grep: str | None,
     as_json: bool,
 ) -> None:
-    """Print the output of the ranks of JOB, in order of time."""
+    """Print the output of JOB's ranks in chronological order."""
     _check_grep(grep)
     since_s = None if since is None else read_since(since, now_s=time.time())
     job = find_job(job_text, load_settings())
@@ -66,7 +66,10 @@ def logs(
 
 
 def read_since(text: str, *, now_s: float) -> float:
-    """Return the Unix time of a duration ago (`5m`), a date and time (local by default), or a number."""
+    """Parse a `--since` value into a Unix time.
+
+    The value is a duration before now (`5m`), a date and time (local by default) or a Unix timestamp.
+    """
     try:
         number = float(text)
     except ValueError:
@@ -93,7 +96,7 @@ def _check_grep(pattern: str | None) -> None:
     except re.error as error:
         raise SpecError(
             f"--grep {pattern!r:.60} is not a valid regular expression: {error}",
-            hint="put a backslash before literal characters: \\[ \\( \\*",
+            hint="escape special characters with a backslash: \\[ \\( \\*",
         ) from error
 
 

@@ -253,7 +253,7 @@ class Job:
         self._engine.remove(self.ref)
 
     def hold(self) -> AbstractContextManager[None]:
-        """Return a context manager that holds the job's lease, so that the job does not end meanwhile."""
+        """Return a context manager that holds the job's lease, which keeps the job running."""
         return self._engine.hold(self.ref)
 
     @staticmethod
@@ -314,5 +314,5 @@ class Interrupts:
         if self._job is not None:
             self.to_show.append(is_second)
             self._job.cancel(now=is_second, why=self._why, interrupt=self._first == signal.SIGINT)
-        elif is_second:  # a second signal before the job has started
+        elif is_second:
             raise KeyboardInterrupt

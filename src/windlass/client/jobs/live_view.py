@@ -38,7 +38,7 @@ _BAR_WIDTH = 20
 # The age of the last step is shown after this time without a step, if it is also this many usual steps.
 _STILL_S = 10.0
 _STILL_STEPS = 5
-# What a pending job waits for, by the last moment it passed.
+# Reason for waiting, by the last phase that the job completed.
 _WAITING_FOR = {
     MomentName.QUEUED: "waiting for a node for each pod",
     MomentName.SCHEDULED: "waiting for the image",
@@ -124,7 +124,7 @@ class LiveView:
         # the status may still show a rank as pending that has just started
         ranks = self._status.ranks if self._status else ()
         num_left = sum(rank.state in NOT_ENDED for rank in ranks)
-        self.say(f"windlass: stopping {num_left} rank(s); Ctrl-C again to kill them now")
+        self.say(f"windlass: stopping {count_noun(num_left, 'rank')}; Ctrl-C again to kill them now")
 
     def close(self) -> None:
         self._erase()
@@ -143,7 +143,7 @@ class LiveView:
                 lines = wrap_advice(message, condition.hint, _width())
                 self.say(lines if self._draws else f"windlass: {condition.text}")
         for verdict in status.history[self._num_restarts :]:
-            self.say(f"windlass: {verdict.message}; restarted, attempt {verdict.attempt + 1}")
+            self.say(f"windlass: {verdict.message}; restarted as attempt {verdict.attempt + 1}")
         self._num_restarts = len(status.history)
 
     def _is_news(self, condition: Condition) -> bool:

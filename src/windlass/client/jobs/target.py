@@ -129,14 +129,14 @@ def check_call(
     name: str,
     given: str = "",
 ) -> None:
-    """Reject arguments that do not fit the function here, before every rank fails."""
+    """Check the arguments against the signature in the client, before they fail on every rank."""
     signature = inspect_signature(function, given)
     if signature is not None:
         check_bound(signature, args, kwargs, name)
 
 
 def inspect_signature(function: Callable[..., Any], given: str = "") -> inspect.Signature | None:
-    """Return the signature without the parameter `given`. None if it is unknown, as for some builtins."""
+    """Return the signature without `given`, or None if it cannot be inspected, as with some builtins."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

@@ -18,7 +18,7 @@ _WAIT_S = 120.0
 
 
 class SharedFolder(Protocol):
-    """Operations that a test can perform on the folder."""
+    """Interface of the folder that the test and its ranks share."""
 
     @property
     def path(self) -> str:

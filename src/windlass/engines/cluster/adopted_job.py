@@ -204,7 +204,7 @@ class AdoptedJob:
         )
         adopted = self._make_condition(phase, newest)
         if phase.is_final:
-            return replace(status, conditions=(adopted,), verdict=self._judge(phase, end))
+            return replace(status, conditions=(adopted,), verdict=self._make_verdict(phase, end))
         return replace(status, conditions=(adopted, *self._blockers.read().conditions))
 
     def _find_newest(self) -> dict[int, Object]:
@@ -261,8 +261,8 @@ class AdoptedJob:
             since_s=created_s(self._job),
         )
 
-    def _judge(self, phase: Phase, end: ObjectEnd | None) -> Verdict | None:
-        """Return why the job ended, as far as the pods or the object report it."""
+    def _make_verdict(self, phase: Phase, end: ObjectEnd | None) -> Verdict | None:
+        """Return the verdict from the pods or the object, or None if the job succeeded."""
         if phase is Phase.SUCCEEDED:
             return None
         if phase is Phase.CANCELLED:

@@ -59,7 +59,7 @@ _KNOWN_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """Contents of objects. They may become available after the first objects have been created."""
+    """Late-bound contents of objects. Some are available only after the first objects have been created."""
 
     files: Callable[[], JobFiles]
     has_egress_policy: Callable[[], bool]  # whether a policy restricts egress from the job's pods
@@ -234,7 +234,7 @@ def read_source(api: Api, dialect: Dialect, plan: Plan) -> dict[str, Any]:
         f"available: {', '.join(known)}" if known else f"ask an admin of the cluster for a {kinds}"
     )
     raise SpecError(
-        f"no {kinds} {name!r} found for namespace {api.namespace}",
+        f"no {kinds} named {name!r} is available in namespace {api.namespace}",
         hint=did_you_mean(name, known, there),
     )
 

@@ -145,7 +145,7 @@ def delete_after_ttl(plan: Plan) -> dict[str, int]:
 
 
 def allow_missing_pods(plan: Plan) -> dict[str, Any]:
-    """Return the fields with which an Indexed Job can end although some pods were never created."""
+    """Return the fields that let an Indexed Job finish even if some pods were never created."""
     if plan.min_nodes == len(plan.nodes):
         return {}
     return {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}}

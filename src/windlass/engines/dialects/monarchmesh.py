@@ -40,7 +40,7 @@ def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
     if pod.labels.get(names.LABEL_MESH, name) != name:
         raise SpecError(
             f"the mesh of this job is its MonarchMesh, {name}, and its operator gives pods that name",
-            hint="leave out --mesh-name, or use --engine kubernetes",
+            hint="omit --mesh-name, or use --engine kubernetes",
         )
     template = make_template(
         plan,
@@ -55,7 +55,7 @@ def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
 
 
 def owns(pod: Object, _uid: str) -> bool:
-    """Return whether the StatefulSet of the pod's mesh controls it. The mesh itself does not."""
+    """Return whether the mesh's StatefulSet controls the pod. The MonarchMesh itself never does."""
     return controller_name_of(pod) == labels_of(pod).get(names.LABEL_MESH)
 
 

@@ -1,8 +1,9 @@
 """Dialect `raycluster`: nodes are the pods of a RayCluster of KubeRay, and its head pod is node 0.
 
-Pure, and the only module that knows RayClusters. KubeRay replaces pods indefinitely, so a RayCluster never
-ends. Its worker pods have no index, so the lead assigns one. The command of the pods is our agent, which
-starts Ray if the work needs it. The settings that KubeRay adds for its own `ray start` are disabled.
+This module performs no I/O. It is the only one that knows about RayClusters. KubeRay replaces pods
+indefinitely, so a RayCluster never ends. Its worker pods have no index, so the lead assigns one. The pods run
+the Windlass agent, which starts Ray if the work needs it. The settings that KubeRay adds for its own
+`ray start` are disabled.
 """
 
 from __future__ import annotations
@@ -220,7 +221,7 @@ RAYCLUSTER = Dialect(
     start={"spec": {"suspend": False}},
     suspend={"spec": {"suspend": True}},
     regroup=regroup,
-    end_lost_pod={},  # it is replaced only after it was deleted
+    end_lost_pod={},  # a lost pod is replaced only after it has been deleted
     stays_up=True,
     read_phase=read_phase,
     num_pods=num_pods,

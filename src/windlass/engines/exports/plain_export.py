@@ -44,14 +44,14 @@ class MakePlain(Protocol):
 
 
 def load_plain(engine: str, version: str = "") -> MakePlain:
-    """Return the function that makes the documents of an engine.
+    """Return the function that renders an engine's manifests.
 
-    `version` is that of its operator, like 2.1 (default: the newest).
+    `version` is the operator's version, such as 2.1 (default: the newest).
     """
     if engine not in _PLAIN:
         raise SpecError(
             f"the objects of the engine {engine} have no launcher without Windlass",
-            hint=f"leave out --plain, or choose another engine: {', '.join(_PLAIN)}",
+            hint=f"omit --plain, or choose another engine: {', '.join(_PLAIN)}",
         )
     since, older = _OLDER.get(engine, ((), ""))
     is_older = bool(version) and _read_version(version) < since

@@ -32,7 +32,7 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Right:
-    """Verbs on one resource, and their purpose. A job also runs without its optional rights."""
+    """Verbs that a job needs on one resource, and why. Jobs also run without the optional ones."""
 
     group: str = ""
     resource: str  # a subresource is written like `pods/log`

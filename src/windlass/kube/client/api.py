@@ -126,9 +126,9 @@ class Api:
         """Create an object. Raise `Conflict` if it exists. With `brief`, return only its metadata.
 
         If the response to a create is lost, the retry may find the object that the first request created.
-        It recognizes that object by an equal annotation `windlass.dev/submit`, and otherwise raises the
-        conflict. A body with `generateName` is retried only if the first request certainly had no effect,
-        because the retry would create a second object.
+        It identifies that object by a matching `windlass.dev/submit` annotation, and otherwise raises
+        `Conflict`. A body with `generateName` is retried only if the first request is known to have had no
+        effect, because the retry would create a second object.
         """
         metadata = body.get("metadata") or {}
         name = str(metadata.get("name") or "")

@@ -162,12 +162,12 @@ def _make_forbidden(text: str, reason: str, *, asked: str, where: ClusterPlace) 
 def _make_webhook_error(
     webhook: re.Match[str], code: int, reason: str, *, asked: str, where: ClusterPlace
 ) -> ClusterError:
-    """Return the error for a webhook that does not answer. It has not rejected the object."""
+    """Return the error for a webhook that did not respond. The webhook has not rejected the object."""
     hint = "its operator may be down: ask an admin of the cluster to check it"
     if where.engine != DEFAULT_ENGINE:
         hint += f", or use `--engine {DEFAULT_ENGINE}`, which needs no operator"
     return ClusterError(
-        f"could not {asked}: the cluster's webhook {webhook['name']} does not answer: {webhook['why']}",
+        f"could not {asked}: the cluster's webhook {webhook['name']} did not respond: {webhook['why']}",
         hint=hint,
         code=code,
         reason=reason,

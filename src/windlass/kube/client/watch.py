@@ -128,7 +128,7 @@ def _read_round(
     left_s: float,
     on_outage: OnOutage,
 ) -> Iterator[Event]:
-    """Yield the events of one request. Raise an error unless the server ends it normally."""
+    """Yield the events of one request. Raise if the server does not end the request normally."""
     round_s = max(1, int(min(_ROUND_S, left_s)))
     params = {
         **(request.params or {}),

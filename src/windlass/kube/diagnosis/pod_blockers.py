@@ -48,7 +48,7 @@ _REFUSED = (  # as Kubernetes, Kubeflow and KubeRay report it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodMaker:
-    """Object that creates the pods: its kind and name, as in events, and its wanted number of pods."""
+    """Object that creates the pods, with its kind and name as in events and its desired number of pods."""
 
     kind: str
     name: str

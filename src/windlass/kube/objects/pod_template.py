@@ -127,7 +127,7 @@ def _merge_items(
         elif at is None:
             merged.append(_merge_table({}, item, where))
         else:
-            merged[at] = _merge_table(_keep_source(merged[at], item, key), item, where)
+            merged[at] = _merge_table(_drop_replaced_source(merged[at], item, key), item, where)
     return merged
 
 
@@ -140,7 +140,9 @@ def _ident(item: Mapping[str, Any], key: str, where: str) -> tuple[Any, ...]:
     return tuple(item[name] for name in _KEYS[key])
 
 
-def _keep_source(old: Mapping[str, Any], new: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _drop_replaced_source(
+    old: Mapping[str, Any], new: Mapping[str, Any], key: str
+) -> Mapping[str, Any]:
     """Drop the old source of a single-source item if the patch sets another one."""
     name = _ONE_OF.get(key)
     given = {field for field, value in new.items() if value is not None} - {name}

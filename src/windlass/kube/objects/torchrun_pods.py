@@ -80,7 +80,7 @@ class Rendezvous:
         if self.backend != "c10d" and not self.endpoint:
             raise SpecError(
                 f"--rdzv-backend {self.backend} requires the address of a server",
-                hint="set --rdzv-endpoint HOST:PORT, or leave out --rdzv-backend to use c10d",
+                hint="set --rdzv-endpoint HOST:PORT, or omit --rdzv-backend to use c10d",
             )
 
 
@@ -363,6 +363,6 @@ def make_torchrun_claims(pod: PodSpec, pods: TorchrunPods, *, num_pods: int) -> 
 
 
 def make_torchrun_metadata(pod: PodSpec, pods: TorchrunPods, name: str) -> Object:
-    """Return the metadata of one object of the training."""
+    """Return the metadata of one object of the training job."""
     where = {"namespace": pod.namespace} if pod.namespace else {}
     return {"name": name, **where, "labels": {**pods.labels, **pod.labels}}

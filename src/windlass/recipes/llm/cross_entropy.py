@@ -1,4 +1,4 @@
-"""The head of a language model and its cross entropy in one function that never holds all logits.
+"""Fused language-model head and cross entropy that never materializes all logits.
 
 Tokens are processed in chunks. The forward pass computes each chunk's gradient while its logits are in
 memory, so the backward pass neither repeats the head's matmul nor stores it. Only the gradients of the hidden

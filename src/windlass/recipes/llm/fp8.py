@@ -1,4 +1,4 @@
-"""Matmuls in float8 with scales measured in each step: the forward matmul and both of the backward pass.
+"""Matmuls in float8 with scales measured in each step: the forward matmul and both backward matmuls.
 
 Values that are summed together share a scale: a row of the left side, or a column of the right side. One
 outlier therefore affects one row. Inputs and outputs are bfloat16, and weights keep their dtype. The head is

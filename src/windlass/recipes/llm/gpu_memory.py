@@ -19,7 +19,7 @@ from windlass.train.parallel.shape import Shape
 _TOKENS_AT_ONCE = 32_768  # per rank on a GPU
 _ADAPTED_TOKENS_AT_ONCE = 65_536  # with adapters, whose many small kernels cost the same
 _USABLE = 0.92  # share of a GPU's memory, without the CUDA context and fragmentation
-_MOST = 0.96  # no training whose estimate exceeded this share was observed to fit
+_MOST = 0.96  # no run with an estimate above this share has ever fit
 _SLACK_BYTES = 3 << 30  # limit to which temporary buffers of kernels grow with the tokens
 _LOGITS_BYTES = 4 << 30  # upper limit for the logits, see `cross_entropy`
 _TRAINED_BYTES = {"adamw8bit": 10.03, "sgd": 8.0}  # per weight, with its gradient and moments
@@ -113,7 +113,7 @@ def make_room(
     rows_given: bool,
     say: Callable[[str], None],
 ) -> LlmOptions:
-    """Return options with which our own model fits on a GPU, and report the choice and its cost.
+    """Return options with which the built-in Llama fits on a GPU, and report the choice and its cost.
 
     Fewer rows at a time come first, because they cost less than recomputing activations. Explicit settings
     are kept. options: with `micro_batch` settled. Raises SpecError if nothing fits.
@@ -138,7 +138,7 @@ def make_room(
         return estimate(tried, tried.micro_batch or 1)
 
     def describe(needed: int) -> str:
-        return f"some {needed / 2**30:.0f} GiB of the GPU's {memory_bytes / 2**30:.0f}"
+        return f"about {needed / 2**30:.0f} of the GPU's {memory_bytes / 2**30:.0f} GiB"
 
     settled = kept = lower(options)
     can_recompute = not (options.checkpoint_activations or options.recompute_given)
@@ -151,27 +151,27 @@ def make_room(
         recompute = "" if settled.checkpoint_activations else "no-"
         raise SpecError(
             f"this training does not fit: {what} {how} activation checkpointing "
-            f"would take {describe(needed)}",
-            hint=f"options that need less: {suggest_smaller(settled)}; --micro-batch {rows} "
+            f"would need about {describe(needed)}",
+            hint=f"options that use less memory: {suggest_smaller(settled)}; --micro-batch {rows} "
             f"--{recompute}checkpoint-activations tries it without this estimate",
         )
     if settled.checkpoint_activations != options.checkpoint_activations:
         say(
             f"activation checkpointing is on: without it {_format_rows(kept.micro_batch or 1)} at a time "
-            f"would take {describe(need(kept))}; steps take up to a third longer"
+            f"would need about {describe(need(kept))}; steps take up to a third longer"
         )
     before = options.micro_batch or 1
     if rows < before:
         share = _count_share(options, shape)
         would = need(replace(settled, micro_batch=before))
         say(
-            f"rows at a time: {rows}, since {before} would take {describe(would)}; "
+            f"rows at a time: {rows}, since {before} would need about {describe(would)}; "
             f"a step takes {-(-share // rows)} passes instead of {-(-share // before)}"
         )
     if settled != options:
-        say(f"{what} should take {describe(needed)}")
+        say(f"{what} should need {describe(needed)}")
     if needed > _USABLE * memory_bytes:
-        say(f"this may not fit; options that need less: {suggest_smaller(settled)}")
+        say(f"this may not fit; options that use less memory: {suggest_smaller(settled)}")
     return settled
 
 

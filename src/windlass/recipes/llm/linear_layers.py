@@ -253,13 +253,16 @@ def join_with_adapters(model: nn.Module, adapter: str) -> None:
             layer.joined_adapter = adapter
 
 
-def use_fp8(model: nn.Module, *, but: frozenset[str] = frozenset({"lm_head"})) -> int:
-    """Compute the model's linear layers in float8, except those named in `but`. Return their number."""
+def use_fp8(model: nn.Module, *, exclude: frozenset[str] = frozenset({"lm_head"})) -> int:
+    """Switch the model's linear layers to float8 and return how many were switched.
+
+    Skips the layers named in `exclude` and those whose sizes float8 does not support.
+    """
     chosen = [
         layer
         for name, layer in model.named_modules()
         if isinstance(layer, CastLinear)
-        and name.rpartition(".")[2] not in but
+        and name.rpartition(".")[2] not in exclude
         and can_fp8(layer.in_features, layer.out_features)
     ]
     for layer in chosen:
@@ -328,8 +331,8 @@ class FrozenGroup:
 def keep_frozen_joined(module: nn.Module) -> None:
     """Register a hook that keeps the module's frozen weights joined before each call.
 
-    Modules inside list in `one_input` which of their layers are called together. Calling such a module
-    directly, without the hook, uses the adapters of the previous call.
+    Submodules list the layers to call together in `one_input`. Calling such a module directly, without the
+    hook, uses the adapters of the previous call.
     """
     module.register_forward_pre_hook(_prepare)
 

@@ -114,7 +114,7 @@ def _varlen() -> Callable[..., Any] | None:
     groups: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in known else {}
 
     def call(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, length: int) -> Any:
-        # versions without the flag accepted fewer heads of key and value by default
+        # torch versions without enable_gqa always accept fewer key and value heads
         options = causal if key.shape[1] == query.shape[1] else causal | groups
         return varlen_attn(query, key, value, offsets, offsets, length, length, **options)
 
@@ -305,7 +305,7 @@ class Llama(nn.Module):
         """Return the logits of tokens (rows, length), or `scale` times the summed loss if labels are given.
 
         positions: (rows, length), from 0 in each document (default: 0, 1, 2, ... in each row).
-        offsets: of documents packed into the rows, see `attend`.
+        offsets: offsets of the documents packed into the rows (see `attend`).
         labels: (rows, length), already shifted: the next token of each token, or -100.
         """
         hidden = self.model(tokens, positions, offsets)

@@ -17,7 +17,7 @@ _ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """Factors by which Llama 3.1 and later stretch positions beyond the original training length."""
+    """RoPE scaling factors of Llama 3.1 and later, for sequences longer than the original training length."""
 
     factor: float
     low_freq_factor: float

@@ -216,13 +216,13 @@ def build_model(
     if difference:
         if options.fp8:
             raise SpecError(
-                f"--precision fp8 needs our own Llama, but {difference}",
+                f"--precision fp8 needs the built-in Llama, but {difference}",
                 hint="use --precision bf16",
             )
         say(f"Hugging Face's own model ({difference}), weights in {_name(dtype)}")
         model = _load_hf(folder, dtype)
     else:
-        say(f"Windlass' Llama, weights in {_name(dtype)}, computed in {options.precision}")
+        say(f"built-in Llama, weights in {_name(dtype)}, computed in {options.precision}")
         model = load_llama(folder, device=device, dtype=dtype)
         model.model.compute_dtype = torch.bfloat16 if options.precision == "bf16" else None
     prepare_layers(model, options, say=say)
@@ -262,7 +262,7 @@ def add_adapters(model: nn.Module, options: LlmOptions, *, say: Callable[[str], 
         weight.data = weight.data.float()
     num_learned = sum(weight.numel() for weight in learned)
     say(
-        f"adapters of rank {options.lora} on {len(learned) // 2} layers: {num_learned:,} trainable weights"
+        f"adapters of rank {options.lora} on {len(learned) // 2} layers: {num_learned:,} trainable parameters"
     )
     join_with_adapters(model, ADAPTER)
     weights = model.named_parameters(remove_duplicate=False)  # a tied head has two names
@@ -317,13 +317,13 @@ def check_causal(model: HfCausalLM, vocab_size: int) -> None:
         one, other = (model(some)[0, :-1].float() for some in (tokens, others))
     if (one - other).norm() > 1e-4 * one.norm():
         raise SpecError(
-            "this is not a causal language model: its tokens attend to later ones",
+            "the model is not a causal language model: tokens attend to later tokens",
             hint="use a model that generates text, such as Llama, Qwen or GPT-2",
         )
 
 
 def check_packing(model: HfCausalLM, vocab_size: int, *, length: int) -> None:
-    """Raise SpecError for a model that does not separate the documents of one row."""
+    """Raise SpecError if the model cannot keep packed documents separate."""
     window = _find_window(model.hf.config)
     if window and window < length:  # the document mask would replace the window's mask
         raise SpecError(

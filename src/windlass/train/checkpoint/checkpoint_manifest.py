@@ -152,7 +152,7 @@ def find_size_faults(storage: Storage, folder: str, manifest: CheckpointManifest
 def find_hash_faults(
     storage: Storage, folder: str, manifest: CheckpointManifest, files: Sequence[str]
 ) -> list[str]:
-    """Return a message for each of these files that is unreadable or whose content has changed."""
+    """Return a message for each file that is unreadable or has changed."""
 
     def check(name: str) -> str | None:
         try:

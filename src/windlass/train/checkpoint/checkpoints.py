@@ -147,12 +147,12 @@ class Checkpoints:
         if self._context.is_main and not self._trust:
             foreign = find_foreign(self._storage, [""])
         if foreign := self._context.broadcast(foreign):
-            raise SpecError(f"{foreign}: nothing is written there", hint=TRUST_HINT)
+            raise SpecError(f"{foreign}; refusing to write to it", hint=TRUST_HINT)
 
     def _take_run(self, *, fresh: bool) -> None:
         self._storage.make_root()
         if not self._trust and (foreign := find_foreign(self._storage, [""])):
-            raise SpecError(f"{foreign}: nothing is saved there", hint=TRUST_HINT)
+            raise SpecError(f"{foreign}; refusing to save to it", hint=TRUST_HINT)
         lock = self._lock_run()
         is_own = lock.previous is not None and lock.previous.job == read_job_id() != ""
         if fresh and not is_own and any(not n.startswith(".") for n in self._storage.names()):
@@ -254,7 +254,8 @@ class Checkpoints:
             end.add_done_callback(lambda end: self._note_end(end, step))
         if block or not self._is_async:
             self._wait(end_s, was_announced)
-        elif is_first:  # the next save reports a failure, and its writer process starts meanwhile
+        elif is_first:
+            # start the writer process for the next save now; the next save reports a failure of this one
             self._get_writer()
             self._wait_for_end(end, step, end_s, was_announced)
 
@@ -575,6 +576,6 @@ def _check_facts(facts: Mapping[str, Any]) -> None:
         json.dumps(dict(facts))
     except (TypeError, ValueError) as error:
         raise SpecError(
-            f"the facts of a checkpoint must be JSON: {error}",
-            hint="put tensors and objects into the state, and only plain numbers and strings into the facts",
+            f"checkpoint facts must be JSON-serializable: {error}",
+            hint="pass tensors and objects in the state, and only JSON values in the facts",
         ) from error

@@ -71,14 +71,16 @@ def make_packs(lengths: Sequence[int], length: int, *, is_packed: bool = True) -
             f"cannot make rows of {length} tokens",
             hint="a row needs at least 2 tokens, one of them to predict",
         )
-    documents, starts, sizes = array("q"), array("q"), array("q")  # of each piece
+    documents, starts, sizes = array("q"), array("q"), array("q")  # one entry for each piece
     for document, total in enumerate(lengths):
         for start in range(0, total, length):
             documents.append(document)
             starts.append(start)
             sizes.append(min(length, total - start))
     if not sizes:
-        raise SpecError("no tokens to pack", hint="check whether the data files are the right ones")
+        raise SpecError("the data files contain no tokens",
+            hint="check the paths and the contents of the data files",
+        )
     rows = _fit(sizes, length) if is_packed else [[number] for number in range(len(sizes))]
     num_tokens = sum(lengths)
     report = PackReport(

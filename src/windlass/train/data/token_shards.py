@@ -110,7 +110,7 @@ class TokenShard:
         if index is None:
             raise SpecError(
                 f"{self.folder} is not a complete token shard",
-                hint="remove it; the next run makes the tokens from the data files again",
+                hint="delete the folder; the next run tokenizes the data files again",
             )
         self.num_documents: int = index["num_documents"]
         self.num_tokens: int = index["num_tokens"]
@@ -137,7 +137,7 @@ class TokenShard:
         return tokens, self._learned[begin:end].to(torch.bool)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TokenShard, (self.folder,)  # a worker process maps it again
+        return TokenShard, (self.folder,)  # each worker process maps the files itself
 
 
 class TokenShards:

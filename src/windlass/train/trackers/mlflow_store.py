@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from windlass.errors import EngineError
 
 _TIMEOUT_S = 20.0
-_POINTS_AT_ONCE = 25_000  # of a history, which is MLflow's limit
+_POINTS_AT_ONCE = 25_000  # page size of a metric's history, MLflow's limit
 _RETRIED_CODES = frozenset({408, 425, 429})
 _MISSING = "RESOURCE_DOES_NOT_EXIST"
 _EXISTS = "RESOURCE_ALREADY_EXISTS"
@@ -247,7 +247,7 @@ class RestStore:
             raise self._read_error(error, path) from None
         except urllib.error.URLError as error:
             raise ConnectionError(
-                f"no MLflow server answers at {self._url}: {error.reason}"
+                f"cannot reach the MLflow server at {self._url}: {error.reason}"
             ) from None
         try:
             return json.loads(text or b"{}")

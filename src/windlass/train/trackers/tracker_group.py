@@ -153,7 +153,7 @@ class TrackerQueue:
             self._change.wait_for(lambda: self._num_unsent == 0 or self._is_off, timeout=timeout_s)
 
     def ask_to_close(self, *, ok: bool | None, timeout_s: float) -> None:
-        """Send the queued records and close the tracker, within a time limit.
+        """Ask the tracker's thread to send the queued records and close the tracker within `timeout_s`.
 
         ok: whether the run succeeded. None means unknown, so the tracker's run stays open.
         """

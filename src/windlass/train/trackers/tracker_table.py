@@ -52,7 +52,7 @@ def make_trackers(
     folder: folder of the run, <out>/<run>, which gets metrics.jsonl and trackers.json.
     run: name that trackers show for the run.
     run_ids: ids by tracker, from a checkpoint, to continue the same runs.
-    rank, world_size, attempt: of this process (default: from `get_context()`). Only rank 0 tracks.
+    rank, world_size, attempt: values of this process (default: from `get_context()`). Only rank 0 tracks.
     """
     if rank is None or world_size is None or attempt is None:
         from windlass.train.parallel.context import get_context
@@ -98,7 +98,7 @@ def _check(names: Sequence[str]) -> None:
             known = (JSONL, *TRACKERS)
             raise SpecError(
                 f"unknown tracker {name!r}",
-                hint=did_you_mean(name, known, f"there are {', '.join(known)}"),
+                hint=did_you_mean(name, known, f"available: {', '.join(known)}"),
             )
 
 

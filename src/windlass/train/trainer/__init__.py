@@ -1,1 +1,1 @@
-"""TorchTrainer: its settings, parts, steps, logs and saves, and its callbacks."""
+"""TorchTrainer: options, setup, training steps, logging, checkpoints and callbacks."""

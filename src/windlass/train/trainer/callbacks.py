@@ -49,7 +49,7 @@ class Callback:
     def on_step(self, trainer: TorchTrainer, step: Any) -> None:
         """Handle an optimizer step. Gradients are cleared, but the loss may not be computed yet.
 
-        `step` has index and sample_ids.
+        `step` has the attributes `index` and `sample_ids`.
         """
 
     def on_log(self, trainer: TorchTrainer, step: int, metrics: Mapping[str, float]) -> None:
@@ -212,8 +212,8 @@ def _check(callback: str, place: str, value: Any) -> Any:
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     raise SpecError(
         f"the state of the callback {callback} cannot be saved: {place} is a {kind}",
-        hint="return tensors, numbers, text, and dicts (keys: text or whole numbers) and lists "
-        "of them; convert other types in state_dict() and back in load_state_dict()",
+        hint="return only tensors, numbers, strings, and lists or dicts of these, with str or int keys; "
+        "convert other types in state_dict() and back in load_state_dict()",
     )
 
 

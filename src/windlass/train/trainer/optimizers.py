@@ -133,7 +133,7 @@ class NamedSchedule(LambdaLR):
         ]
 
     def note_rates(self) -> None:
-        """Record the optimizer's rates as set by this schedule."""
+        """Record the optimizer's current learning rates as the ones that this schedule set."""
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
     def get_lr(self) -> list[Any]:
@@ -388,7 +388,7 @@ def move_optimizer(
 
 
 def move_to(data: Any, device: torch.device) -> Any:
-    """Move the tensors in lists, tuples and dicts of a batch to a device, and return it."""
+    """Move all tensors of a batch, also those in lists, tuples and dicts, to a device. Return the batch."""
     if isinstance(data, torch.Tensor):
         return data if data.device == device else data.to(device, non_blocking=True)
     if isinstance(data, dict):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # -- a call ------------------------------------------------------------------------------------
 
 
-class WorldAsked(Message):
+class WorldRequest(Message):
     """Nodes and ranks that a call requests."""
 
     nodes: Count
@@ -48,7 +48,7 @@ class CallProfile(Message):
     framework: str
     slot: str  # the slot that keeps its ranks, or empty if they serve one call
     instance: str  # the object that it is a method of
-    world: WorldAsked
+    world: WorldRequest
     store: bool  # a rendezvous store is opened before its ranks start
     preload: Sequence[str]
     start: str
@@ -197,9 +197,10 @@ class LeadEnding(Message, kind="leaving"):
 
 
 class CallAgain(Message, kind="again"):
-    """Send the call again with what the lead lacks.
+    """Request to send the call again with the data that the lead lacks.
 
-    That is the code changes since the digest `has` or, with `make`, the object's constructor.
+    With `make`, the lead lacks the object's constructor. Otherwise it lacks the code changes since the digest
+    `has`.
     """
 
     id: str
@@ -272,14 +273,14 @@ class CallEnded(Message, kind="done"):
     verdict: Verdict | None = None
 
 
-class CallStatusTold(Message, kind="call_status"):
+class CallStatusReply(Message, kind="call_status"):
     """A call's status, in the form of a job's status."""
 
     id: str
     status: JobStatus
 
 
-class CallLogsTold(Message, kind="call_logs"):
+class CallLogsReply(Message, kind="call_logs"):
     """Log sections in the body: the rank, node and length of each."""
 
     id: str
@@ -305,5 +306,5 @@ COMPUTE_LEAD_TO_CLIENT = Direction(
     *(PayloadPart, ComputeInfo),
     *(CallAccepted, CallForgotten, CallUnknown, LeadEnding, CallAgain),
     *(CallQueued, CallWaiting, CallStarted, CallSaid, CallPrinted),
-    *(CallResult, CallResults, CallEnded, CallStatusTold, CallLogsTold),
+    *(CallResult, CallResults, CallEnded, CallStatusReply, CallLogsReply),
 )

@@ -61,16 +61,16 @@ class ClusterNode(Message):
     size: NodeSize
     num_nodes: Count
     secret: str
-    version: str = ""  # of the framework's library on the client
+    version: str = ""  # version of the framework's library on the client
     pretends_gpus: bool = False
     joins: bool = False
     index: Count = 0
     own_address: str = ""  # empty if all nodes are on this machine
-    folder: str = ""  # for its own sockets and files
+    folder: str = ""  # folder for its own sockets and files
     cwd: str = ""
     paths: Sequence[str] = ()  # import paths
-    env: Mapping[str, str] = {}  # of the job
-    forget: Sequence[str] = ()  # variables of the fork server that it must not inherit
+    env: Mapping[str, str] = {}  # the job's environment variables
+    forget: Sequence[str] = ()  # fork server variables that it must not inherit
 
 
 class ForkStore(ForkRequest, kind="store"):

@@ -26,7 +26,7 @@ from windlass.frameworks.framework import load_framework
 from windlass.plan.plan import Plan
 from windlass.spec.work import Function
 from windlass.wire.job_folder import JobFolder
-from windlass.wire.lead_handover import LeadHandover, Seat
+from windlass.wire.lead_handover import AgentIdentity, LeadHandover
 from windlass.wire.message import Handlers, Message
 from windlass.wire.messages.jobs import (
     FilesFlushed,
@@ -219,7 +219,7 @@ class JobLead:
         self.lose(index)
         self._forget_gone()
 
-    def take_farewell(self, seat: Seat, memory: LeadHandover | None) -> None:
+    def take_farewell(self, seat: AgentIdentity, memory: LeadHandover | None) -> None:
         """Record that an unreachable node has ended permanently, with the state of its lead."""
         self.budget.add_reported(memory)
         logger.info("node %s of an earlier attempt has ended permanently", seat.index)
@@ -319,7 +319,7 @@ class JobLead:
         self._worlds.add(self._world)
         self._status_writer.start_attempt(number, plan)
         self._have_remembered()
-        about = f"attempt {number}, {plan.num_ranks} rank(s)"
+        about = f"attempt {number}, {count_noun(plan.num_ranks, 'rank')}"
         self._status_writer.set_phase(Phase.RUNNING, names.REASON_RANKS_RUNNING, about)
         meeting = await self._meet(attempt)
         try:
@@ -453,9 +453,9 @@ class JobLead:
         return verdict
 
     def _take_cleared(self, index: int, message: WorldCleared, _body: bytes) -> None:
-        """Record that a node has no ranks left. Ignored until the world is ending.
+        """Record that a node has no remaining ranks. Ignore reports that arrive before the world is ending.
 
-        Until then, a node that is cut off counts as running ranks, even if they have exited.
+        Until then, a disconnected node is assumed to be running ranks, even if they have exited.
         """
         if self._world.is_ending:
             self._worlds.take_cleared(index, message)

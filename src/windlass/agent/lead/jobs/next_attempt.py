@@ -17,7 +17,7 @@ from windlass.agent.lead.node_table import NodeTable
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.world import Changes
 from windlass.plan.plan import Plan
-from windlass.wire.lead_handover import LeadHandover, Seat, choose_memory
+from windlass.wire.lead_handover import AgentIdentity, LeadHandover, choose_memory
 from windlass.wire.states import MomentName
 from windlass.wire.status import FailureKind, Moment, Phase, Verdict, make_job_verdict
 
@@ -61,7 +61,7 @@ class Budget:
         self.memory = known
         return True
 
-    def begin(self, timeline: tuple[Moment, ...], seats: Iterable[Seat]) -> int:
+    def begin(self, timeline: tuple[Moment, ...], seats: Iterable[AgentIdentity]) -> int:
         """Record the start of an attempt on these nodes and return its number."""
         self.has_begun = True
         deadline = self.memory.deadline_at_s
@@ -131,8 +131,8 @@ class Gathering:
         self._status_writer = status_writer
 
     async def wait(self) -> Verdict | None:
-        """Wait until there are enough nodes for an attempt. Return a verdict if there are not."""
-        missing = f"{len(self._nodes.missing())} node(s) of {len(self._plan.nodes)}"
+        """Wait for enough nodes for an attempt. Return a verdict if the wait times out."""
+        missing = f"{len(self._nodes.missing())} of {count_noun(len(self._plan.nodes), 'node')}"
         self._status_writer.set_phase(
             Phase.STARTING, names.REASON_WAITING_FOR_NODES, f"waiting for {missing}"
         )

@@ -42,13 +42,13 @@ from windlass.client.jobs.target import (
     unwrap_partial,
 )
 from windlass.client.terminal import say
-from windlass.errors import BundleError, SpecError
+from windlass.errors import BundleError, SpecError, count_noun
 from windlass.frameworks.framework import choose_framework
 from windlass.spec.node_resources import NodeSizes
 from windlass.spec.work import Calls
 from windlass.wire import payloads
 from windlass.wire.call_targets import ByFile
-from windlass.wire.messages.calls import AskCall, CallProfile, ProjectPlace, WorldAsked
+from windlass.wire.messages.calls import AskCall, CallProfile, ProjectPlace, WorldRequest
 from windlass.wire.messages.computes import SyncCode
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ class Requests:
             framework=self._framework.name,
             slot=f"{project.key}/{work.name}" if options.keep else "",
             instance=work.instance if work.is_class else "",
-            world=WorldAsked(
+            world=WorldRequest(
                 nodes=self._spread.workers,
                 min_nodes=self._spread.min_workers or self._spread.workers,
                 procs=self.procs,
@@ -313,7 +313,7 @@ class Requests:
     def _check_ranks(self, ranks: tuple[int, ...] | None) -> None:
         if ranks and ranks[-1] >= self.num_ranks:
             raise SpecError(
-                f"rank {ranks[-1]} does not exist: there are {self.num_ranks} rank(s)",
+                f"rank {ranks[-1]} does not exist: the compute has {count_noun(self.num_ranks, 'rank')}",
                 hint=f"ranks= takes numbers from 0 to {self.num_ranks - 1}",
             )
 
@@ -386,14 +386,14 @@ class Requests:
             if num_bytes > names.MAX_BODY_BYTES:
                 raise SpecError(
                     f"init_args of {num_bytes >> 20} MiB are too large ({names.MAX_BODY_BYTES >> 20} MiB)",
-                    hint="give large values to a method, or a path that ranks can read",
+                    hint="pass large values to a method, or pass a path that ranks can read",
                 )
             self._check(bytes(made[0]))
             self._constructor = made
         return self._constructor
 
     def _by_file(self, target: Any) -> Any:
-        """Return the target, or a reference by its script's name if the nodes run another Python version."""
+        """Return the target, or a reference to it by script name if the nodes run another Python version."""
         if self._nodes.connections.python in ("", _MINOR):
             return target
         return name_by_file(target, self._project.root) or target

@@ -59,7 +59,10 @@ class Options:
         if self.timeout is not None:
             timeout_s = read_duration(self.timeout)
             if not timeout_s > 0:
-                raise SpecError(f"timeout must be more than 0, not {self.timeout}")
+                raise SpecError(
+                    f"timeout must be greater than 0, not {self.timeout}",
+                    hint='use a value such as 30 or "5m"',
+                )
             object.__setattr__(self, "timeout", timeout_s)
 
 
@@ -109,7 +112,7 @@ class Work:
         return self.name.rpartition(".")[2].strip("<>") or "call"
 
     def parameters(self, method: str) -> Sequence[str]:
-        """Return the parameter names of the callable or one of its methods."""
+        """Return the parameter names of the callable, or of one of its methods."""
         target = getattr(self.target, method, None) if method else self.target
         try:
             parameters = inspect.signature(target).parameters  # type: ignore[arg-type]

@@ -179,7 +179,7 @@ class ClientCall:
         return connection
 
     def _try_send(self) -> None:
-        """Send the request. If the connection breaks, the next one resumes the call."""
+        """Send the request. If the connection breaks, the call resumes on the next connection."""
         try:
             self._send_request()
         except ConnectionBroken:

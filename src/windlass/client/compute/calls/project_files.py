@@ -219,7 +219,7 @@ class Project:
         known, about = self._about
         if what != known:
             about = self._place(cwd, working_dir).replaced(digest=digest)
-            self._about = (what, about)  # one assignment: other threads call too
+            self._about = (what, about)  # one assignment, because other threads call this too
         return about
 
     def _place(self, cwd: Path, working_dir: str) -> ProjectPlace:

@@ -27,7 +27,7 @@ from windlass.client.compute.nodes.compute_owners import (
     split_owner,
 )
 from windlass.client.compute.nodes.compute_spec import (
-    Wanted,
+    ResolvedCompute,
     decide,
     describe_change,
     forget_changing,
@@ -37,7 +37,7 @@ from windlass.client.jobs.job_ids import is_made_from
 from windlass.client.terminal import say
 from windlass.engines.engine_table import make_compute_engine, make_engine
 from windlass.engines.protocol import ComputeEngine, JobRef
-from windlass.errors import JobNotFound, KeysReplaced, SpecError, WindlassError
+from windlass.errors import JobNotFound, KeysReplaced, SpecError, WindlassError, count_noun
 from windlass.kube.diagnosis.blocker import CONDITION, needs_room
 from windlass.kube.objects.naming import object_name
 from windlass.near_names import did_you_mean
@@ -63,7 +63,7 @@ class IdleCompute:
     def __str__(self) -> str:
         count, thing = (self.gpus, "GPU") if self.gpus else (self.num_nodes, "node")
         is_held = "is" if count == 1 else "are"
-        return f"{count} {thing}{'s' * (count > 1)} {is_held} held by your idle compute {self.name}"
+        return f"{count_noun(count, thing)} {is_held} held by your idle compute {self.name}"
 
 
 def find_holders(engine: ComputeEngine, ref: JobRef) -> Iterator[IdleCompute]:
@@ -195,13 +195,13 @@ def is_live(engine: ComputeEngine, ref: JobRef) -> bool:
         return False
 
 
-def find_computes(wanted: Wanted) -> list[tuple[JobRef, Plan]]:
+def find_computes(wanted: ResolvedCompute) -> list[tuple[JobRef, Plan]]:
     """Return the live computes of all users."""
     engine = wanted.engine
     return [(ref, plan) for ref, plan in list_computes(engine) if is_live(engine, ref)]
 
 
-def find_meant(wanted: Wanted, text: str) -> list[tuple[JobRef, Plan]]:
+def find_meant(wanted: ResolvedCompute, text: str) -> list[tuple[JobRef, Plan]]:
     """Return the live computes that a name or owner/name means.
 
     Raises an error if only other users have computes of that name.
@@ -226,7 +226,7 @@ def read_compute_owner(engine: ComputeEngine, text: str) -> tuple[str, str]:
     return ("" if owner in ("", name_user()) or owner == engine.identity() else owner), name
 
 
-def end_job(wanted: Wanted, ref: JobRef) -> None:
+def end_job(wanted: ResolvedCompute, ref: JobRef) -> None:
     """End a compute and wait until it is gone."""
     engine = wanted.engine
     engine.cancel(ref, now=True, why="taken down")
@@ -236,7 +236,7 @@ def end_job(wanted: Wanted, ref: JobRef) -> None:
 class NodeDiscovery:
     """Search for live nodes by a compute's name, to reuse or replace them."""
 
-    def __init__(self, wanted: Wanted, asked_as: str) -> None:
+    def __init__(self, wanted: ResolvedCompute, asked_as: str) -> None:
         self._wanted = wanted
         self._asked_as = asked_as
         self._name = split_owner(asked_as)[1]
@@ -275,7 +275,7 @@ class NodeDiscovery:
                 hint=f"wait for its calls, run windlass compute rm {self._name}, or use another name=",
             )
         say(
-            f"{self._name}: its nodes are replaced, because these settings cannot change in place: {change}"
+            f"{self._name}: replacing its nodes, because some settings cannot change in place ({change})"
         )
         end_job(self._wanted, ref)
 
@@ -309,7 +309,7 @@ class LiveCompute:
 
     @property
     def asked_as(self) -> str:
-        """Name that requests for it use: `owner/name` if another user owns it."""
+        """Name to use in requests: `owner/name` if another user owns the compute."""
         return join_owner(self.owner, self.name)
 
 
@@ -317,13 +317,13 @@ class LiveCompute:
 class FoundCompute:
     """Compute and the place where it was found."""
 
-    where: Wanted
+    where: ResolvedCompute
     ref: JobRef
     name: str = ""
     owner: str = ""  # empty: this user
 
 
-def places(flags: Mapping[str, Any]) -> list[Wanted]:
+def places(flags: Mapping[str, Any]) -> list[ResolvedCompute]:
     """Return the places to search: the chosen engine, else this machine and the default engine."""
     settings = read_settings_here(flags)
     return [decide({**flags, "engine": name}, is_there=True) for name in _engines(settings)]
@@ -335,12 +335,12 @@ def _engines(settings: Settings) -> list[str]:
     return [chosen] if is_chosen else list(dict.fromkeys((_HERE, chosen)))
 
 
-def list_living(where: Wanted) -> list[LiveCompute]:
+def list_living(where: ResolvedCompute) -> list[LiveCompute]:
     """Return all computes of one place, newest first."""
     return [look(_make_found(where, ref, plan)) for ref, plan in find_computes(where)]
 
 
-def _make_found(where: Wanted, ref: JobRef, plan: Plan) -> FoundCompute:
+def _make_found(where: ResolvedCompute, ref: JobRef, plan: Plan) -> FoundCompute:
     owner, name = split_owner(name_for(where.engine, ref, plan))
     return FoundCompute(where=where, ref=ref, name=name, owner=owner)
 
@@ -383,7 +383,7 @@ def _explain(status: JobStatus, error: Exception) -> dict[str, Any]:
     return {"state": "silent", "why": str(error)}
 
 
-def find_living(text: str, wheres: Sequence[Wanted]) -> FoundCompute:
+def find_living(text: str, wheres: Sequence[ResolvedCompute]) -> FoundCompute:
     """Return the compute with this name, owner/name, id or reference."""
     meant: dict[str, FoundCompute] = {}
     others: dict[str, FoundCompute] = {}

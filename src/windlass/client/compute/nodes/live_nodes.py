@@ -17,14 +17,14 @@ from collections.abc import Callable, Sequence
 
 from windlass.client.compute.nodes.compute_connection import Connection, LeadConnections, expect
 from windlass.client.compute.nodes.compute_owners import split_owner
-from windlass.client.compute.nodes.compute_spec import Wanted
+from windlass.client.compute.nodes.compute_spec import ResolvedCompute
 from windlass.client.compute.nodes.distribution import Distribution
 from windlass.client.compute.nodes.find_computes import NodeDiscovery, end_job
 from windlass.client.compute.nodes.node_repair import NodeRepair, StartWait
 from windlass.client.jobs.run import describe_pretence
 from windlass.client.terminal import say, waiting_line
 from windlass.engines.protocol import JobRef
-from windlass.errors import EngineError, JobNotFound, ProtocolError, WindlassError
+from windlass.errors import EngineError, JobNotFound, ProtocolError, WindlassError, count_noun
 from windlass.spec.pod_spec import PodSize
 from windlass.wire.blocking_link import ConnectionBroken, Received
 from windlass.wire.message import Message
@@ -62,7 +62,7 @@ class LiveNodes:
     """Nodes of one compute, found by its name."""
 
     def __init__(
-        self, name: str, wanted: Wanted, *, launch_timeout_s: float = LAUNCH_TIMEOUT_S
+        self, name: str, wanted: ResolvedCompute, *, launch_timeout_s: float = LAUNCH_TIMEOUT_S
     ) -> None:
         self.asked_as = name  # may be owner/name
         self.name = split_owner(name)[1]
@@ -83,7 +83,7 @@ class LiveNodes:
         _all.add(self)
 
     def part(self) -> None:
-        """Give up the connections in a forked process, without closing them for the parent."""
+        """Drop the connections in a forked child without closing the parent's."""
         self._lock = threading.RLock()
         self.connections.leave_to_parent()
 
@@ -144,7 +144,7 @@ class LiveNodes:
             place_s=self._start_wait.place_s,
             workers=self._workers if num_nodes > 1 else None,
         )
-        word = f"{num_nodes} node{'s' * (num_nodes > 1)}"
+        word = count_noun(num_nodes, "node")
         say(f"{self.name}: starting {word} ({wanted.where.engine}: {wanted.where.why})")
         for note in describe_pretence(wanted.settings):
             say(f"{self.name}: {note}")

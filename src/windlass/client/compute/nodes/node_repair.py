@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from windlass.client.compute.nodes.compute_connection import ask_at
 from windlass.client.compute.nodes.compute_keywords import speak_python
-from windlass.client.compute.nodes.compute_spec import Wanted
+from windlass.client.compute.nodes.compute_spec import ResolvedCompute
 from windlass.client.compute.nodes.find_computes import IdleComputes, remove_by_call
 from windlass.client.terminal import say, waiting_line
 from windlass.engines.protocol import JobRef
@@ -26,7 +26,7 @@ from windlass.wire.status import JobStatus, Phase
 class StartWait:
     """Wait for node 0 of a compute. Shows the user what delays it."""
 
-    def __init__(self, name: str, wanted: Wanted, *, timeout_s: float) -> None:
+    def __init__(self, name: str, wanted: ResolvedCompute, *, timeout_s: float) -> None:
         self._name = name
         self._wanted = wanted
         self._timeout_s = timeout_s
@@ -100,7 +100,7 @@ class StartWait:
 class NodeRepair:
     """Repair of missing nodes: restarts those that a call waits for, and shows what blocks the others."""
 
-    def __init__(self, name: str, wanted: Wanted, start_wait: StartWait) -> None:
+    def __init__(self, name: str, wanted: ResolvedCompute, start_wait: StartWait) -> None:
         self._name = name
         self._wanted = wanted
         self._start_wait = start_wait
@@ -126,10 +126,10 @@ class NodeRepair:
             waiting_line.show(f"{self._name}: {what}{f': {blocked}' if blocked else ''}", hint)
 
     def _restart_lost(self, ref: JobRef) -> None:
-        """Restart dead nodes of this machine, where no cluster does it."""
+        """Restart dead local nodes, because no cluster replaces them."""
         info, engine = ask_at(self._wanted.engine, ref), self._wanted.engine
         lost = {node.index for node in engine.status(ref).nodes if node.state == NodeState.LOST}
         missing = [i for i in range(info.nodes) if i not in info.here and i in lost]
         if missing:
-            say(f"{self._name}: starting node {', '.join(map(str, missing))} again")
+            say(f"{self._name}: restarting node{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}")
             engine.grow(ref, missing, info.nodes, hidden=self._wanted.hidden)

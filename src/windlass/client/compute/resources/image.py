@@ -31,7 +31,7 @@ _PACKAGE = re.compile(rf"{_NAME}{_EXTRAS}\s*({_VERSIONS}|@\s*\S+)?\s*(;.+)?\Z")
 _ONE_EQUALS = re.compile(rf"({_NAME})=([0-9][^=]*)\Z")
 _PASSWORD = re.compile(r"://[^/@\s:]*:[^/@\s]+@")
 _ELSEWHERE = ("-t", "--target", "--prefix", "--user", "--root", "--python", "--src")
-_HINT = 'pip_install(["numpy>=2", "./wheels/mine.whl", "-r", "requirements.txt"])'
+_HINT = 'use pip_install(["numpy>=2", "./wheels/mine.whl", "-r", "requirements.txt"])'
 _REF = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?/)?"  # the host, which may have uppercase letters
     r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
@@ -93,7 +93,7 @@ def _check_word(word: str, *, is_value: bool) -> None:
         )
     if is_value or word.startswith("-") or _is_path(word) or _PACKAGE.match(word):
         return
-    raise SpecError(f"pip does not accept the package {word!r:.120}", hint=_guess(word))
+    raise SpecError(f"invalid package {word!r:.120}: pip does not accept this name", hint=_guess(word))
 
 
 def _is_path(word: str) -> bool:
@@ -167,15 +167,15 @@ class Image:
         if given is not None and not isinstance(given, Mapping):
             raise SpecError(
                 f"env takes a dict or keywords, not {type(given).__name__}",
-                hint='.env(NAME="value") or .env({"NAME": "value"})',
+                hint='use .env(NAME="value") or .env({"NAME": "value"})',
             )
         more = _check_variables({**(given or {}), **variables})
         return replace(self, variables={**self.variables, **more})
 
     def from_docker(self, ref: str) -> Image:
-        """Return the same steps on another image.
+        """Return a copy of this Image with another base image.
 
-        ref: the other image's name, NAME:TAG or HOST/NAME:TAG.
+        ref: name of the base image, NAME:TAG or HOST/NAME:TAG.
         """
         if not ref:
             raise SpecError("from_docker requires the name of an image", hint=_REF_HINT)
@@ -312,7 +312,7 @@ def render_dockerfile(image: Image) -> str:
     if not image.ref:
         raise SpecError(
             "this Image has no base image",
-            hint='images.pytorch("24.08-py3"), or .from_docker("NAME:TAG")',
+            hint='use images.pytorch("24.08-py3") or .from_docker("NAME:TAG")',
         )
     lines = [f"FROM {image.ref}"]
     lines += [f"ENV {name}={_quote(name, value)}" for name, value in image.variables.items()]

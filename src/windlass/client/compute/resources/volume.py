@@ -1,7 +1,8 @@
 """Volume: named storage that outlives the computes that use it.
 
-On Kubernetes it is a PersistentVolumeClaim, which is created if missing and owned by no job. Locally it is a
-folder under the home. On both, ranks find it with `windlass.distributed.volume_path(name)`.
+On Kubernetes it is a PersistentVolumeClaim that Windlass creates if it is missing and that no job owns.
+Locally, it is the folder `volumes/NAME` in Windlass's home folder. Ranks get its path from
+`windlass.distributed.volume_path(name)` in both cases.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from windlass.trusted import make_own
 if TYPE_CHECKING:
     from windlass.kube.client.api import Api
 
-_HINT = 'Volume(name="shared-data", size="1Ti", mount_path="/data", access_mode="ReadWriteMany")'
+_HINT = 'use Volume(name="shared-data", size="1Ti", mount_path="/data", access_mode="ReadWriteMany")'
 _ONE_POD = "ReadWriteOncePod"
 _ALONE = ("ReadWriteOnce", _ONE_POD)
 
@@ -52,7 +53,7 @@ class Volume:
             )
         if not isinstance(self.size, str):
             raise SpecError(
-                f"the size of volume {self.name} needs a unit", hint=f'size="{self.size}Gi"'
+                f"the size of volume {self.name} needs a unit", hint=f'use size="{self.size}Gi"'
             )
         check_bytes(f"the size of volume {self.name}", self.size)
         object.__setattr__(self, "access_mode", _read_mode(self.name, self.access_mode))
