@@ -140,7 +140,7 @@ MONARCH_PORT = 26600  # of Monarch's workers in pods, where Monarch's clients ex
 POD_MASTER_PORT = 29500  # rendezvous port of ranks in pods, if it is free
 
 # Exit code of a pod's agent that was asked to stop: that of a process ended by SIGTERM.
-EXIT_TOLD_TO_STOP = 143
+EXIT_STOPPED = 143
 # Exit code of an agent whose job failed, if `ENV_TELLS_FAILURE` is set. Otherwise it exits with 0.
 EXIT_FAILED_WORK = 100
 

@@ -49,4 +49,4 @@ def test_forgotten_variables_do_not_reach_ranks(tmp_path):
 def test_pod_stopped_before_the_end_has_not_failed(start, tmp_path):
     pods = start("sleep 60")
     wait_for(lambda: (tmp_path / "runs").exists(), "a rank runs")
-    assert pods[1].end(signal.SIGTERM) == names.EXIT_TOLD_TO_STOP
+    assert pods[1].end(signal.SIGTERM) == names.EXIT_STOPPED

@@ -9,13 +9,13 @@ import pytest
 from windlass.errors import ProtocolError
 from windlass.records import find_annotations
 from windlass.wire.frames import FrameDecoder, render_frame
-from windlass.wire.lead_handover import LeadHandover, Seat
+from windlass.wire.lead_handover import AgentIdentity, LeadHandover
 from windlass.wire.messages.calls import (
     CLIENT_TO_COMPUTE_LEAD,
     AskCall,
     CallResults,
     ConfigureCompute,
-    WorldAsked,
+    WorldRequest,
 )
 from windlass.wire.messages.computes import CallAnswer, ForkWorld, RunCall
 from windlass.wire.messages.forkserver import CallRankSetup
@@ -49,7 +49,7 @@ def round_trip(message):
         JoinLead(
             pid=7,
             python="3.12.1",
-            memory=LeadHandover(attempt=3, seats=(Seat(index=1, incarnation="a"),)),
+            memory=LeadHandover(attempt=3, seats=(AgentIdentity(index=1, incarnation="a"),)),
         ),
         KeepHandover(memory=LeadHandover(deadline_at_s=5.0)),
         RankEnded(
@@ -158,7 +158,7 @@ def test_records_inside_messages_are_checked(memory):
 def test_messages_inside_messages_are_checked():
     header = {"nodes": 1, "min_nodes": 1, "procs": 2, "ranks": [0, -1]}
     with pytest.raises(ProtocolError, match="ranks is -1"):
-        WorldAsked.read(header)
+        WorldRequest.read(header)
     with pytest.raises(ProtocolError, match="profile"):
         CLIENT_TO_COMPUTE_LEAD.read({"type": "profile", "key": "k", "profile": 3})
 

@@ -195,7 +195,7 @@ class LeadAgent:
             await self.node.idle()
             if self._context.successor is not None and self.lead.has_lost_nodes:
                 await report_end(self._context, self._context.successor, self.node.memory)
-            return names.EXIT_TOLD_TO_STOP
+            return names.EXIT_STOPPED
         finally:
             lease.cancel()
             alive.cancel()

@@ -13,7 +13,7 @@ from windlass.wire.status import Moment, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class AgentIdentity:
     """Identity of an agent in an attempt. Its replacement has the same index and a new incarnation."""
 
     index: int
@@ -39,7 +39,7 @@ class LeadHandover:
     history: tuple[Verdict, ...] = ()
     timeline: tuple[Moment, ...] = ()
     # nodes that took part in that attempt and have not exited permanently
-    seats: tuple[Seat, ...] = ()
+    seats: tuple[AgentIdentity, ...] = ()
 
 
 def make_memory(num_losses: int) -> LeadHandover:

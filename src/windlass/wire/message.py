@@ -8,7 +8,7 @@ at run time.
 from __future__ import annotations
 
 from windlass.errors import ProtocolError
-from windlass.records import Unfit, find_annotations, read_fields
+from windlass.records import FieldTypeError, find_annotations, read_fields
 
 TYPE_CHECKING = False
 
@@ -85,7 +85,7 @@ class Message:
         try:
             values = read_fields(cls, header)
         except ValueError as error:
-            what = _describe(error) if isinstance(error, Unfit) else error
+            what = _describe(error) if isinstance(error, FieldTypeError) else error
             kind = cls.kind or cls.__name__
             raise ProtocolError(f"a malformed message ({kind}): {what}") from error
         message = cls.__new__(cls)
@@ -93,7 +93,7 @@ class Message:
         return message
 
 
-def _describe(error: Unfit) -> str:
+def _describe(error: FieldTypeError) -> str:
     expected = error.expected if " " in error.expected else f"a {error.expected}"
     return f"its {error.path} is {error.value!r:.60}, not {expected}"
 

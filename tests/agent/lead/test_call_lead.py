@@ -15,7 +15,7 @@ from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Calls
 from windlass.wire.job_folder import JobFolder
-from windlass.wire.messages.calls import CallProfile, ProjectPlace, WorldAsked
+from windlass.wire.messages.calls import CallProfile, ProjectPlace, WorldRequest
 from windlass.wire.messages.computes import COMPUTE_NODE_TO_LEAD
 from windlass.wire.messages.jobs import JoinLead
 from windlass.wire.results import Outcome
@@ -52,7 +52,7 @@ class Compute:
             method="",
             slot=slot,
             instance=instance,
-            world=WorldAsked(nodes=nodes, min_nodes=nodes, procs=1),
+            world=WorldRequest(nodes=nodes, min_nodes=nodes, procs=1),
             store=False,
             framework="spmd",
             preload=[],

@@ -15,7 +15,7 @@ from windlass.wire.messages.calls import (
     CallAccepted,
     CallEnded,
     CallForgotten,
-    CallLogsTold,
+    CallLogsReply,
     CallPrinted,
     CallResult,
     CallUnknown,
@@ -268,7 +268,7 @@ def test_logs_are_read_from_the_position_of_the_client():
         await client.hear(CallPrinted)
         for seen, left in (({}, b"one\ntwo\n"), ({"1": 4}, b"two\n"), ({"1": 8}, b"")):
             client.say(AskCallLogs(id=call, seen=seen))
-            message, body = await client.hear_whole(CallLogsTold, id=call)
+            message, body = await client.hear_whole(CallLogsReply, id=call)
             assert (message.files, body) == ([[1, 1, len(left)]], left)
         run.finish()
 

@@ -19,7 +19,7 @@ from windlass.wire.messages.calls import (
     LeadEnding,
 )
 from windlass.wire.messages.computes import RunCall
-from windlass.wire.messages.jobs import CancelJob, Heard
+from windlass.wire.messages.jobs import Acknowledged, CancelJob
 from windlass.wire.messages.worlds import EndWorld
 from windlass.wire.status import FailureKind, Phase
 
@@ -44,7 +44,7 @@ def test_cancelled_waiting_call_never_runs():
         second, third = client.call(), client.call()
         await client.hear(CallQueued, id=third)
         other.say(EndCall(id=second, why="changed my mind"))
-        assert (await other.hear(Heard)).id == second
+        assert (await other.hear(Acknowledged)).id == second
         end = await client.end_of(second)
         assert (end.state, end.verdict.kind) == ("cancelled", FailureKind.CANCELLED)
         assert end.verdict.message == "changed my mind"
@@ -108,7 +108,7 @@ def test_cancelling_an_ended_or_unknown_call_changes_nothing():
         run = await compute.run(client)
         for call in (run.call, "never-was"):
             client.say(EndCall(id=call))
-            assert (await client.hear(Heard)).id == call
+            assert (await client.hear(Acknowledged)).id == call
         listed = (await client.info()).calls
         assert [(one.id, one.state) for one in listed] == [(run.call, "returned")]
 
@@ -157,7 +157,7 @@ def test_a_compute_that_is_ended_ends_its_calls():
         run = await compute.given(first)
         await client.hear(CallQueued, id=second)
         other.say(CancelJob(why="enough", interrupt=True))
-        await other.hear(Heard)
+        await other.hear(Acknowledged)
         for call in (first, second):
             end = await client.end_of(call)
             assert (end.state, end.verdict.message) == ("cancelled", "enough")

@@ -10,7 +10,7 @@ from windlass.wire.messages.calls import (
     CallQueued,
     CallResults,
     CallStarted,
-    CallStatusTold,
+    CallStatusReply,
 )
 from windlass.wire.messages.computes import ForkWorld, RunCall
 from windlass.wire.messages.worlds import EndWorld, WorldCleared
@@ -71,13 +71,13 @@ def test_status_of_a_call_counts_the_calls_before_it():
             (second, Phase.PENDING, ["1 call before it"]),
         ):
             client.say(AskCallStatus(id=call))
-            status = (await client.hear(CallStatusTold, id=call)).status
+            status = (await client.hear(CallStatusReply, id=call)).status
             assert status.phase is phase
             assert [condition.message for condition in status.conditions] == why
         run.finish()
         await client.end_of(first)
         client.say(AskCallStatus(id=first))
-        status = (await client.hear(CallStatusTold, id=first)).status
+        status = (await client.hear(CallStatusReply, id=first)).status
         assert status.phase is Phase.SUCCEEDED
         assert [rank.state for rank in status.ranks] == ["returned", "returned"]
         (await compute.given(second)).finish()

@@ -15,7 +15,7 @@ from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Calls
 from windlass.wire.job_folder import JobFolder
-from windlass.wire.messages.calls import CallProfile, ProjectPlace, WorldAsked
+from windlass.wire.messages.calls import CallProfile, ProjectPlace, WorldRequest
 from windlass.wire.messages.computes import COMPUTE_NODE_TO_LEAD
 from windlass.wire.messages.jobs import JoinLead
 from windlass.wire.status import FailureKind
@@ -86,7 +86,7 @@ class Compute:
             framework="spmd",
             project=ProjectPlace(),
             version="",
-            world=WorldAsked(procs=2, **world),
+            world=WorldRequest(procs=2, **world),
             method="",
             collect="all",
             stream=False,

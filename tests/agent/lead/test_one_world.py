@@ -9,7 +9,7 @@ from tls_peers import until
 
 from windlass.agent.lead.node_table import OneWorld
 from windlass.agent.silence_limits import Disconnect, SilenceLimits
-from windlass.wire.lead_handover import LeadHandover, LostLead, Seat
+from windlass.wire.lead_handover import AgentIdentity, LeadHandover, LostLead
 
 SHORT = SilenceLimits(silence_s=0.05, fence_s=0.1, cut_grace_s=0.05, slack_s=0.05)
 
@@ -19,7 +19,7 @@ def seats(text):
 
     A letter after the index marks another agent of that node.
     """
-    return tuple(Seat(index=int(word[0]), incarnation=word[1:]) for word in text.split())
+    return tuple(AgentIdentity(index=int(word[0]), incarnation=word[1:]) for word in text.split())
 
 
 def find(last, here, *, own="0", is_complete=False, is_elastic=True, report=lambda world: None):

@@ -11,7 +11,7 @@ from windlass.frameworks.framework import load_framework
 from windlass.plan.plan import Facts, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Calls
-from windlass.wire.messages.calls import WorldAsked
+from windlass.wire.messages.calls import WorldRequest
 
 
 def make_calls_plan(nodes=3, procs=1):
@@ -20,7 +20,7 @@ def make_calls_plan(nodes=3, procs=1):
 
 
 def choose(ranks, nodes=3, procs=2):
-    asked = WorldAsked(nodes=nodes, min_nodes=nodes, procs=procs, ranks=ranks)
+    asked = WorldRequest(nodes=nodes, min_nodes=nodes, procs=procs, ranks=ranks)
     return [(node.index, list(node.ranks)) for node in make_world_nodes(make_calls_plan(), asked)]
 
 

@@ -26,7 +26,7 @@ from windlass.wire.messages.calls import (
     EndCall,
 )
 from windlass.wire.messages.computes import CallAnswer, MakeObject, SyncCode
-from windlass.wire.messages.jobs import Heard
+from windlass.wire.messages.jobs import Acknowledged
 from windlass.wire.messages.link import Heartbeat, Hello, Welcome
 from windlass.wire.results import ErrorInfo
 from windlass.wire.status import FailureKind, Verdict
@@ -156,7 +156,7 @@ def test_cancel_uses_another_connection():
         connection.say(Welcome())
         order = connection.hear(EndCall)
         assert (order.id, order.why, order.interrupt) == (CALL, "enough", True)
-        connection.say(Heard(id=CALL))
+        connection.say(Acknowledged(id=CALL))
         connection.socket = connections.pop()
         verdict = make_verdict(kind=FailureKind.CANCELLED, rank=None, message="enough")
         connection.say(CallEnded(id=CALL, state="cancelled", verdict=verdict))

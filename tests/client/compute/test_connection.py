@@ -18,7 +18,7 @@ from windlass.wire.messages.calls import (
     EndCall,
 )
 from windlass.wire.messages.computes import MakeObject, PayloadPart
-from windlass.wire.messages.jobs import Heard
+from windlass.wire.messages.jobs import Acknowledged
 from windlass.wire.messages.link import Heartbeat, Hello, Refused, Welcome
 
 
@@ -66,13 +66,13 @@ def test_large_body_arrives_complete():
         message, body = connection.hear_whole(MakeObject)
         assert message.sizes == [len(segment) for segment in segments]
         assert body == b"".join(segments)
-        connection.say(Heard())
+        connection.say(Acknowledged())
         connection.hear_end()
 
     with scripted(lead) as home:
         connection = home.dial()
         connection.send(MakeObject(sizes=[len(segment) for segment in segments]), segments)
-        assert connection.receive(None).message == Heard()
+        assert connection.receive(None).message == Acknowledged()
         connection.close()
 
 
@@ -97,7 +97,7 @@ def test_without_a_welcome_there_is_no_connection(how):
     def lead(connection):
         connection.hear(Hello)
         if how == "says something else":
-            connection.say(Heard())
+            connection.say(Acknowledged())
             connection.hear_end()
 
     with scripted(lead) as home, pytest.raises(ConnectionBroken):
@@ -216,7 +216,7 @@ def test_connection_with_a_closed_peer_is_not_alive():
 
 @pytest.mark.parametrize(
     ("answer", "is_alive"),
-    [(make_info(num_calls=12), True), (Heard(), False), (Refused(why="no"), False)],
+    [(make_info(num_calls=12), True), (Acknowledged(), False), (Refused(why="no"), False)],
     ids=["info", "something else", "refused"],
 )
 def test_idle_connection_is_checked(answer, is_alive):

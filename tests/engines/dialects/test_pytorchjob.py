@@ -109,7 +109,7 @@ def test_exit_codes_decide_between_failure_and_replacement():
     job = render()
     assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "ExitCode"
     assert {"name": names.ENV_TELLS_FAILURE, "value": "1"} in container_of(job)["env"]
-    assert 0 < names.EXIT_FAILED_WORK < 128 <= names.EXIT_TOLD_TO_STOP
+    assert 0 < names.EXIT_FAILED_WORK < 128 <= names.EXIT_STOPPED
     assert "elasticPolicy" not in job["spec"]
 
 

@@ -132,7 +132,7 @@ def test_failure_policy_of_the_runtime():
     (rule,) = spec["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob"
     assert names.EXIT_FAILED_WORK in rule["onExitCodes"]["values"]
-    assert names.EXIT_TOLD_TO_STOP not in rule["onExitCodes"]["values"]
+    assert names.EXIT_STOPPED not in rule["onExitCodes"]["values"]
     assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (5, 0)
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
     variable = {"name": names.ENV_TELLS_FAILURE, "value": names.TELLS_BY_LEAD}

@@ -30,7 +30,7 @@ from windlass import names
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.silence_limits import DEFAULT_LIMITS, Disconnect, SilenceLimits
 from windlass.plan.plan import Plan
-from windlass.wire.lead_handover import LeadHandover, LostLead, Seat
+from windlass.wire.lead_handover import AgentIdentity, LeadHandover, LostLead
 from windlass.wire.message import Handlers, Message
 from windlass.wire.messages.jobs import ImportsReady, JoinLead, NodeTrouble
 from windlass.wire.messages.link import Heartbeat
@@ -46,20 +46,22 @@ _TIMER_SLACK_S = 0.01  # a timer may fire a little early
 class OneWorld:
     """Unreachable nodes that may still run ranks. Calls `wake` when a time limit expires."""
 
-    def __init__(self, own: Seat, limits: SilenceLimits, wake: Callable[[], None]) -> None:
+    def __init__(self, own: AgentIdentity, limits: SilenceLimits, wake: Callable[[], None]) -> None:
         self.own = own
         self._limits = limits
         self._wake = wake
         self._loop = asyncio.get_running_loop()
-        self._leaving: dict[int, Seat] = {}  # nodes that announced their exit
-        self._until_s: dict[Seat, float] = {}  # when the ranks of each cut-off node are dead
+        self._leaving: dict[int, AgentIdentity] = {}  # nodes that announced their exit
+        self._until_s: dict[
+            AgentIdentity, float
+        ] = {}  # when the ranks of each cut-off node are dead
         self._world_until_s = 0.0  # when all ranks of an earlier lead's attempt are dead
         self._lead_until_s = 0.0  # when the ranks of node 0 are dead, if only node 0 is missing
-        self.gone: set[Seat] = set()  # agents that have ended permanently
+        self.gone: set[AgentIdentity] = set()  # agents that have ended permanently
 
     # -- events ------------------------------------------------------------------------------
 
-    def lose(self, seat: Seat, disconnect: Disconnect) -> None:
+    def lose(self, seat: AgentIdentity, disconnect: Disconnect) -> None:
         """Record the loss of a node that took part in the last attempt."""
         self._leaving.pop(seat.index, None)
         if disconnect is Disconnect.LEAVING:
@@ -70,11 +72,11 @@ class OneWorld:
             self._until_s.pop(seat, None)
             self.gone.add(seat)
 
-    def join(self, seat: Seat) -> None:
+    def join(self, seat: AgentIdentity) -> None:
         """Record that a node has reconnected. Nodes join only after their ranks are dead."""
         self._until_s.pop(seat, None)
 
-    def find_unreachable(self, index: int) -> Seat | None:
+    def find_unreachable(self, index: int) -> AgentIdentity | None:
         """Return the agent of a leaving or cut-off node, or None if its ranks are known to be dead."""
         cut_off = (seat for seat in self._cut_off() if seat.index == index)
         return self._leaving.get(index) or next(cut_off, None)
@@ -85,7 +87,7 @@ class OneWorld:
             return []
         return sorted(self._leaving.keys() | {seat.index for seat in self._cut_off()})
 
-    def _cut_off(self) -> list[Seat]:
+    def _cut_off(self) -> list[AgentIdentity]:
         now_s = self._loop.time()
         return [seat for seat, until_s in self._until_s.items() if until_s > now_s]
 
@@ -107,7 +109,12 @@ class OneWorld:
     # -- conditions ---------------------------------------------------------------------------
 
     def find_obstacle(
-        self, last: LeadHandover, here: Collection[Seat], *, is_complete: bool, is_elastic: bool
+        self,
+        last: LeadHandover,
+        here: Collection[AgentIdentity],
+        *,
+        is_complete: bool,
+        is_elastic: bool,
     ) -> str:
         """Return why an attempt must not start with the joined nodes, or an empty string if it may."""
         last = self.without_gone(last)
@@ -134,7 +141,7 @@ class OneWorld:
         seats = tuple(seat for seat in memory.seats if seat not in self.gone)
         return memory if seats == memory.seats else replace(memory, seats=seats)
 
-    def _find_waiting(self, last: LeadHandover, here: Collection[Seat]) -> str:
+    def _find_waiting(self, last: LeadHandover, here: Collection[AgentIdentity]) -> str:
         if late := self.unreachable():
             return _name(late)
         missing = set(last.seats) - set(here)
@@ -250,7 +257,9 @@ class NodeTable:
         self.plan = plan
         self.limits = limits
         self.lost: set[int] = set()  # nodes that joined once and have not reconnected
-        self.one_world = OneWorld(Seat(index=0, incarnation=incarnation), limits, wake=wake)
+        self.one_world = OneWorld(
+            AgentIdentity(index=0, incarnation=incarnation), limits, wake=wake
+        )
         self._status_writer = status_writer
         self._wake = wake
         self._nodes: dict[int, JoinedNode] = {}
@@ -302,7 +311,9 @@ class NodeTable:
                 self.one_world.lose(seat, disconnect)
             return None
         if may_run or disconnect is not Disconnect.CUT:
-            self.one_world.lose(Seat(index=index, incarnation=node.incarnation), disconnect)
+            self.one_world.lose(
+                AgentIdentity(index=index, incarnation=node.incarnation), disconnect
+            )
         self.lost.add(index)
         logger.warning("%s is gone%s", name, f": {why}" if why else "")
         # nodes that leave after the end are not lost
@@ -310,7 +321,7 @@ class NodeTable:
             self._status_writer.set_node(index, state=NodeState.LOST)
         return node
 
-    def record_exit(self, seat: Seat) -> None:
+    def record_exit(self, seat: AgentIdentity) -> None:
         """Record an agent's report that it ends permanently and has no ranks."""
         self.one_world.lose(seat, Disconnect.CLOSED)
         self._wake()
@@ -347,10 +358,10 @@ class NodeTable:
     def prepared(self) -> list[int]:
         return [index for index in self.here() if self._nodes[index].is_prepared]
 
-    def seat(self, index: int) -> Seat:
-        return Seat(index=index, incarnation=self._nodes[index].incarnation)
+    def seat(self, index: int) -> AgentIdentity:
+        return AgentIdentity(index=index, incarnation=self._nodes[index].incarnation)
 
-    def seats(self) -> list[Seat]:
+    def seats(self) -> list[AgentIdentity]:
         """Return the agents that have joined and can take part."""
         return [self.seat(index) for index in self.prepared()]
 
@@ -409,7 +420,7 @@ class NodeHandlers:
         if message.culprit:
             self._warn(
                 names.REASON_FORK_UNSAFE,
-                f"importing {message.culprit} started {message.num_threads - 1} thread(s), so ranks are "
+                f"importing {message.culprit} started {count_noun(message.num_threads - 1, 'thread')}, so ranks are "
                 f"spawned instead of forked. To fork them, remove it from --preload",
             )
         for name, why in message.missing.items():

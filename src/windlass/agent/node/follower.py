@@ -143,7 +143,7 @@ class Follower:
             await self._link.close()
         elif self._context.is_pod and self._lost_s is not None and not is_led:
             await report_end(self._context, self._context.place, self.node.memory)
-        return names.EXIT_TOLD_TO_STOP if self._context.is_pod else 0
+        return names.EXIT_STOPPED if self._context.is_pod else 0
 
     async def _follow(self) -> int:
         while True:

@@ -157,7 +157,7 @@ class InputsWanted(Message, kind="wants"):
     inputs: bool
 
 
-class Heard(Message, kind="ok"):
+class Acknowledged(Message, kind="ok"):
     """The lead received an order."""
 
     id: str = ""  # the call that the order was about, if any
@@ -192,5 +192,5 @@ LEAD_TO_CLIENT = Direction(
     "lead",
     "client",
     "Answers from a job's lead to its clients.",
-    *(Welcome, Refused, Heartbeat, FilePiece, InputsWanted, Heard),
+    *(Welcome, Refused, Heartbeat, FilePiece, InputsWanted, Acknowledged),
 )

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from windlass.wire.lead_handover import LeadHandover, Seat
+    from windlass.wire.lead_handover import AgentIdentity, LeadHandover
 
 
 class Hello(Message, kind="hello"):
@@ -23,7 +23,7 @@ class Hello(Message, kind="hello"):
     node: Count | None = None
     lease: bool = False  # a client that holds the job's lease
     has: Mapping[str, Count] | None = None  # from a client that wants files: bytes it has of each
-    farewell: Seat | None = None  # from a node that ends permanently and has no lead
+    farewell: AgentIdentity | None = None  # from a node that ends permanently and has no lead
     memory: LeadHandover | None = None  # the lead's state that this node kept
     asks_index: str = ""  # identity of an agent that has no index yet
     agent: str = ""  # identity of an agent that received its index from a lead

@@ -30,7 +30,7 @@ from windlass.agent.projects import Projects
 from windlass.agent.silence_limits import DEFAULT_LIMITS, Disconnect, SilenceLimits
 from windlass.errors import WindlassError
 from windlass.plan.plan import Plan
-from windlass.wire.lead_handover import LeadHandover, Seat
+from windlass.wire.lead_handover import AgentIdentity, LeadHandover
 from windlass.wire.message import Handlers, Message
 from windlass.wire.messages.calls import (
     CallPrinted,
@@ -238,7 +238,7 @@ class CallLead:
         """Record a leaving node's report that its ranks are dead."""
         self.lose(index)
 
-    def take_farewell(self, seat: Seat, _memory: LeadHandover | None) -> None:
+    def take_farewell(self, seat: AgentIdentity, _memory: LeadHandover | None) -> None:
         """Record that an unreachable node has ended permanently and has no ranks."""
         self.nodes.record_exit(seat)
 

@@ -41,9 +41,9 @@ from windlass.wire.messages.calls import (
     CallAgain,
     CallForgotten,
     CallListed,
-    CallLogsTold,
+    CallLogsReply,
     CallProfile,
-    CallStatusTold,
+    CallStatusReply,
     CallUnknown,
     ComputeInfo,
     ConfigureCompute,
@@ -54,7 +54,7 @@ from windlass.wire.messages.calls import (
     SetProfile,
 )
 from windlass.wire.messages.computes import COMPUTE_NODE_TO_LEAD, MakeObject, PayloadPart, SyncCode
-from windlass.wire.messages.jobs import Heard, JoinLead
+from windlass.wire.messages.jobs import Acknowledged, JoinLead
 
 logger = logging.getLogger(__name__)
 
@@ -255,7 +255,7 @@ class CallServer:
             why = message.why or "cancelled by a client"
             signum = signal.SIGINT if message.interrupt else signal.SIGTERM
             self._lead.cancel(call, why, signum=signum)
-        link.send(Heard(id=message.id))
+        link.send(Acknowledged(id=message.id))
 
     def _send_status(self, link: Link, message: AskCallStatus, _body: bytes) -> None:
         call = self._lead.history.get(message.id)
@@ -264,7 +264,7 @@ class CallServer:
             return
         ahead = self._lead.history.count_ahead(call)
         status = make_call_status(call, self._lead.plan, ahead)
-        link.send(CallStatusTold(id=call.id, status=status))
+        link.send(CallStatusReply(id=call.id, status=status))
 
     def _send_logs(self, link: Link, message: AskCallLogs, _body: bytes) -> None:
         call = self._lead.history.get(message.id)
@@ -272,7 +272,7 @@ class CallServer:
             self._deny(link, message.id)
             return
         files, body = read_call_logs(call, self._context.folder, message.seen)
-        link.send(CallLogsTold(id=call.id, files=files), body)
+        link.send(CallLogsReply(id=call.id, files=files), body)
 
     def _make_listener(self, link: Link) -> CallListener:
         return CallListener(link, is_remote=self._context.is_pod)

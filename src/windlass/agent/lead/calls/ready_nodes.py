@@ -43,7 +43,7 @@ class NotReady(Exception):
         self.hint = hint
 
 
-class NotSetUp(NotReady):
+class SetupFailed(NotReady):
     """Raised if an image step failed."""
 
     kind = FailureKind.STEP_FAILED
@@ -183,7 +183,7 @@ class ReadyNodes:
             node = self._nodes.get(index)
             if node is not None and node.setup_error:
                 error, node.setup, node.setup_error = node.setup_error, "", ""
-                raise NotSetUp(f"node {index}: {error}", index, node.setup_hint)
+                raise SetupFailed(f"node {index}: {error}", index, node.setup_hint)
 
     def _lacks_setup(self, index: int) -> bool:
         node = self._nodes.get(index)

@@ -33,8 +33,8 @@ from windlass.wire.messages.calls import (
     AskCallLogs,
     AskCallStatus,
     CallForgotten,
-    CallLogsTold,
-    CallStatusTold,
+    CallLogsReply,
+    CallStatusReply,
     CallUnknown,
     EndCall,
 )
@@ -52,7 +52,7 @@ class CallLogs:
     """
 
     def __init__(
-        self, ask: Callable[[Mapping[str, int]], tuple[CallLogsTold, bytes]], query: LogQuery
+        self, ask: Callable[[Mapping[str, int]], tuple[CallLogsReply, bytes]], query: LogQuery
     ) -> None:
         self._ask = ask
         self._query = query
@@ -108,7 +108,7 @@ class CallJob(Job):
 
     def status(self) -> JobStatus:
         """Return the current status of the call."""
-        status = expect(CallStatusTold, self._ask(AskCallStatus(id=self.id))).status
+        status = expect(CallStatusReply, self._ask(AskCallStatus(id=self.id))).status
         verdict = status.verdict and adapt_verdict(status.verdict, self.id)
         return replace(status, verdict=verdict)
 
@@ -161,9 +161,9 @@ class CallJob(Job):
         query = replace(query, since_s=first_s)
         return CallLogs(self._ask_logs, query)
 
-    def _ask_logs(self, seen: Mapping[str, int]) -> tuple[CallLogsTold, bytes]:
+    def _ask_logs(self, seen: Mapping[str, int]) -> tuple[CallLogsReply, bytes]:
         received = self._ask(AskCallLogs(id=self.id, seen=seen))
-        return expect(CallLogsTold, received), bytes(received.body)
+        return expect(CallLogsReply, received), bytes(received.body)
 
     def outcomes(self) -> list[ResultHeader | None]:
         """Return each rank's outcome, or None for ranks without one. Unpickles values to display them."""

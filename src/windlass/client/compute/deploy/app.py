@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from windlass import names
 from windlass.client.compute.nodes.compute_keywords import check_app_keywords, read_words
-from windlass.client.compute.nodes.compute_spec import Wanted, decide
+from windlass.client.compute.nodes.compute_spec import ResolvedCompute, decide
 from windlass.client.compute.nodes.find_computes import END_S
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.job_ids import is_made_from
@@ -30,7 +30,7 @@ from windlass.client.jobs.target import WorkTarget
 from windlass.client.keywords import APP, show_keywords
 from windlass.client.terminal import say
 from windlass.engines.protocol import Engine
-from windlass.errors import JobNotFound, SpecError
+from windlass.errors import JobNotFound, SpecError, count_noun
 from windlass.records import to_json
 from windlass.spec.launchers import find_launcher
 from windlass.spec.work import Command
@@ -134,7 +134,7 @@ class App:
             running.wait(END_S, say=lambda _: say(f"waiting for {running.id} to end"))
         self._job = prepared.start(hidden=wanted.hidden)
         where = wanted.where
-        nodes = f"{self.replicas} node{'s' * (self.replicas > 1)}"
+        nodes = count_noun(self.replicas, "node")
         say(f"{self.name} is {self._job.ref} on {nodes} ({where.engine}: {where.why})")
         return self._job
 
@@ -194,10 +194,10 @@ class App:
 
     # -- deciding ------------------------------------------------------------------------------
 
-    def _decide(self) -> Wanted:
+    def _decide(self) -> ResolvedCompute:
         return decide({**self._keywords, "engine": self._engine_name})
 
-    def _prepare(self, wanted: Wanted) -> Prepared:
+    def _prepare(self, wanted: ResolvedCompute) -> Prepared:
         cwd = self._find_folder()
         argv = self._find_command(cwd, is_here=not wanted.has_pods)
         launcher = find_launcher(argv)
@@ -218,7 +218,7 @@ class App:
         root = self._root() if self._keywords.get("root") else None
         return prepare_target(target, settings, cwd=cwd, detach=True, pod=wanted.pod, root=root)
 
-    def _make_env(self, wanted: Wanted) -> dict[str, str]:
+    def _make_env(self, wanted: ResolvedCompute) -> dict[str, str]:
         """Return default variables, such as the image's steps. The user's take precedence."""
         return {names.STEPS: json.dumps(to_json(wanted.steps))} if wanted.steps else {}
 

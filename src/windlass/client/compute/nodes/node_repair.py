@@ -131,5 +131,7 @@ class NodeRepair:
         lost = {node.index for node in engine.status(ref).nodes if node.state == NodeState.LOST}
         missing = [i for i in range(info.nodes) if i not in info.here and i in lost]
         if missing:
-            say(f"{self._name}: restarting node{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}")
+            say(
+                f"{self._name}: restarting node{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+            )
             engine.grow(ref, missing, info.nodes, hidden=self._wanted.hidden)
