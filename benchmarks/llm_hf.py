@@ -146,7 +146,7 @@ def main() -> None:
     seen = {"loop": loop, "trainer": trainer}[given.side](rows, given)
     if torch.cuda.is_available():
         seen["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-    seen["tokens"] = round(given.batch * given.length * rows.report.utilisation)
+    seen["tokens"] = round(given.batch * given.length * rows.report.utilization)
     sys.stdout.write("\n" + json.dumps(seen) + "\n")
 
 

@@ -44,7 +44,7 @@ def torchrun_args(ranks: int, restarts: int) -> list[str]:
 
 
 def measure_steps(ranks: int, *, block_steps: int, blocks: int, home: str) -> dict[str, object]:
-    """Return the median step on both sides, and the median ratio of neighbouring blocks."""
+    """Return the median step on both sides, and the median ratio of neighboring blocks."""
 
     def command(script: Path, ranks: int, restarts: int) -> list[str]:
         tail = [str(script), "--", str(block_steps), str(blocks)]

@@ -98,7 +98,7 @@ def test_values_without_a_json_form_are_refused():
 
 
 def test_keys_of_a_newer_writer_are_ignored():
-    data = {**GOOD, "colour": "blue", "progress": {"step": 3, "mood": "fine"}}
+    data = {**GOOD, "color": "blue", "progress": {"step": 3, "mood": "fine"}}
     assert records.read(JobStatus, data).progress == Progress(step=3)
 
 

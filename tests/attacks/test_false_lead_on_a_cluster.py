@@ -38,7 +38,7 @@ while True:
     visitor, address = listener.accept()
     if address[0] != "127.0.0.1":
         continue  # the job's own nodes: its Service selects this pod too, and theirs is another matter
-    print("dialled", flush=True)
+    print("dialed", flush=True)
     try:
         visitor.settimeout(20)
         context.wrap_socket(visitor, server_side=True)
@@ -95,7 +95,7 @@ def test_newer_pod_with_the_jobs_labels_is_ignored(
     wait_for(lambda: visitor.status().phase.value == "running", "the job is running")
     assert [line.text for line in visitor.logs()] == ["up"]
     if not is_forged:
-        assert b"dialled" not in ground.api.read_log(name)
+        assert b"dialed" not in ground.api.read_log(name)
     visitor.cancel(now=True)
     assert visitor.wait(60).phase.value == "cancelled"
 
@@ -107,5 +107,5 @@ def test_calls_reach_their_own_lead(ground: Space) -> None:
     name = put_false_lead(ground, ref.job_id, is_forged=False)
     remote = wl.fn(sum).to(wl.Compute(name="warm", engine="kubernetes"))
     assert remote([1, 2]) in (3, [3])
-    assert b"dialled" not in ground.api.read_log(name)
+    assert b"dialed" not in ground.api.read_log(name)
     compute.teardown()

@@ -16,7 +16,7 @@ from windlass.kube.objects.kinds import PODS
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 
-@pytest.mark.parametrize(("how", "by"), [("is killed", 3), ("kills its neighbour", 2)])
+@pytest.mark.parametrize(("how", "by"), [("is killed", 3), ("kills its neighbor", 2)])
 @on_every_engine
 def test_killed_rank(ground, how, by):
     fault = {"rank": by, "attempt": 0, "step": 23, "how": how}

@@ -166,7 +166,7 @@ def _eat_disk() -> None:
 
 _HOWS = {
     "is killed": _kill_self,
-    "kills its neighbour": _kill_peer,
+    "kills its neighbor": _kill_peer,
     "raises": _raise,
     "eats memory": _eat_memory,
     "eats the container's memory": _eat_container,

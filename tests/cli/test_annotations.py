@@ -85,7 +85,7 @@ def test_refused_words(annotation, text):
 
 
 @pytest.mark.parametrize(
-    ("annotation", "default", "spelt"),
+    ("annotation", "default", "spelled"),
     [
         ("", 1, "int"),
         ("", 0.5, "float"),
@@ -104,8 +104,8 @@ def test_refused_words(annotation, text):
         ("int | list[int]", ..., "int|list[int]"),
     ],
 )
-def test_default_value_gives_the_type_without_an_annotation(annotation, default, spelt):
-    assert str(make_type(annotation, default)) == spelt
+def test_default_value_gives_the_type_without_an_annotation(annotation, default, spelled):
+    assert str(make_type(annotation, default)) == spelled
 
 
 @pytest.mark.parametrize(

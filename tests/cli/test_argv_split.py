@@ -56,7 +56,7 @@ def test_near_misses_are_noticed_only_before_the_dashes() -> None:
     assert words.near == {"--nnodes": "--nodes"}
 
 
-def test_recognising_a_function() -> None:
+def test_recognizing_a_function() -> None:
     assert SplitWords(target=("a.py::f",)).is_function
     assert not SplitWords(target=("-m", "a::f")).is_function
     assert not SplitWords(target=("a.py",)).is_function

@@ -98,7 +98,7 @@ def test_missing_jobs_and_ranks(windlass: Cli) -> None:
     assert windlass("status", "true").code == 2
 
 
-def test_misspelt_flag_is_refused_unless_it_belongs_to_the_target(
+def test_misspelled_flag_is_refused_unless_it_belongs_to_the_target(
     windlass: Cli, project: Path
 ) -> None:
     ran = windlass("run", "show_args.py", "--nodse", "2")

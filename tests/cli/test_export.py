@@ -192,7 +192,7 @@ def test_refused(windlass: Cli, words: tuple[str, ...], says: str, hint: str) ->
     assert ran.out == ""
 
 
-def test_keys_are_recognised_by_name_and_by_content() -> None:
+def test_keys_are_recognized_by_name_and_by_content() -> None:
     secret = {
         "kind": "Secret",
         "data": {

@@ -24,7 +24,7 @@ def test_empty_table_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
-def test_colour_only_adds(
+def test_color_only_adds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     print_table(("PHASE",), [("failed",)])

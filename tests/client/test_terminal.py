@@ -1,4 +1,4 @@
-"""Sanitised text for terminals. Output of ranks can do nothing but print."""
+"""Sanitized text for terminals. Output of ranks can do nothing but print."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from windlass.client.terminal import clean, is_terminal, paint, rank_colour, wants_colour
+from windlass.client.terminal import clean, is_terminal, paint, rank_color, wants_color
 
 nasty = st.lists(
     st.sampled_from(
@@ -25,14 +25,14 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 @given(nasty)
 @example("\x1b\x1b[31m[2J")
 @example("\x1b]0;t\x1b\x1b[2J")
-def test_without_colour_no_control_character_remains(text):
-    assert not CONTROLS.search(clean(text, colour=False))
+def test_without_color_no_control_character_remains(text):
+    assert not CONTROLS.search(clean(text, color=False))
 
 
 @settings(deadline=None, max_examples=500)
 @given(nasty)
-def test_with_colour_only_colours_remain_and_are_reset(text):
-    cleaned = clean(text, colour=True)
+def test_with_color_only_colors_remain_and_are_reset(text):
+    cleaned = clean(text, color=True)
     assert not CONTROLS.search(re.sub(r"\x1b\[[0-9;:]*m", "", cleaned))
     if "\x1b" in cleaned:
         assert cleaned.endswith("\x1b[0m")
@@ -41,11 +41,11 @@ def test_with_colour_only_colours_remain_and_are_reset(text):
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"])))
 def test_plain_text_is_kept(text):
-    assert clean(text, colour=False) == clean(text, colour=True) == text
+    assert clean(text, color=False) == clean(text, color=True) == text
 
 
 @pytest.mark.parametrize(
-    ("text", "plain", "coloured"),
+    ("text", "plain", "colored"),
     [
         ("\x1b[31mred\x1b[0m", "red", "\x1b[31mred\x1b[0m\x1b[0m"),
         ("\x1b[38;5;9mx", "x", "\x1b[38;5;9mx\x1b[0m"),
@@ -67,16 +67,16 @@ def test_plain_text_is_kept(text):
         ("cut \x1b", "cut ", "cut "),
     ],
 )
-def test_sequences(text, plain, coloured):
-    assert clean(text, colour=False) == plain
-    assert clean(text, colour=True) == coloured
+def test_sequences(text, plain, colored):
+    assert clean(text, color=False) == plain
+    assert clean(text, color=True) == colored
 
 
 def test_paint():
-    assert paint("x", 31, colour=True) == "\x1b[31mx\x1b[0m"
-    assert paint("x", 31, colour=False) == "x"
-    assert len({rank_colour(rank) for rank in range(10)}) == 10
-    assert rank_colour(0) == rank_colour(10)
+    assert paint("x", 31, color=True) == "\x1b[31mx\x1b[0m"
+    assert paint("x", 31, color=False) == "x"
+    assert len({rank_color(rank) for rank in range(10)}) == 10
+    assert rank_color(0) == rank_color(10)
 
 
 class Tty(io.StringIO):
@@ -96,13 +96,13 @@ class Tty(io.StringIO):
         ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, io.StringIO(), False),
     ],
 )
-def test_colour_decision(monkeypatch, env, stream, wanted):
+def test_color_decision(monkeypatch, env, stream, wanted):
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert wants_colour(stream) is wanted
+    assert wants_color(stream) is wanted
 
 
 def test_closed_stream_is_not_a_terminal():

@@ -132,10 +132,10 @@ def record() -> None:
         for path in [path for path in DATA.rglob("*") if path.is_file()]:
             sockets = f"{tempfile.gettempdir()}/windlass-{os.geteuid()}"
             known = {str(folder): "/work/user", sys.prefix: "/usr", str(ROOT): "/src"}
-            anonymise(path, {**known, sockets: "/work/user/sockets"})
+            anonymize(path, {**known, sockets: "/work/user/sockets"})
 
 
-def anonymise(path: Path, names: dict[str, str]) -> None:
+def anonymize(path: Path, names: dict[str, str]) -> None:
     data = path.read_bytes()
     for old, new in names.items():
         data = data.replace(old.encode(), new.encode())

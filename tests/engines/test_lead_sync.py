@@ -167,7 +167,7 @@ def test_client_retries_while_there_is_no_lead(tmp_path):
     run_with_client(tmp_path, visit)
 
 
-def test_silent_lead_is_dialled_again(tmp_path, monkeypatch):
+def test_silent_lead_is_dialed_again(tmp_path, monkeypatch):
     monkeypatch.setattr(agent_link, "HEARTBEAT_S", 600.0)
     monkeypatch.setattr(lead_sync, "_SILENCE_S", 0.3)
 

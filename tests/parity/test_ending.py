@@ -1,4 +1,4 @@
-"""Ranks exit like an interpreter: streams flushed, objects finalised, threads and children joined."""
+"""Ranks exit like an interpreter: streams flushed, objects finalized, threads and children joined."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_exit_handlers_run_in_the_order_of_python(sides):
     assert windlass == python
 
 
-def test_objects_are_finalised_in_the_order_of_python(sides):
+def test_objects_are_finalized_in_the_order_of_python(sides):
     python, windlass = (
         [line for line in order(side) if line.startswith(("del", "gen", "end"))] for side in sides
     )

@@ -64,7 +64,7 @@ def test_other_version_is_refused():
 
 
 def test_fields_of_a_newer_writer_are_ignored():
-    assert read_plan(a_plan(colour="blue")).job_id == "a-1"
+    assert read_plan(a_plan(color="blue")).job_id == "a-1"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from windlass.recipes.llm.cross_entropy import linear_cross_entropy, score
-from windlass.recipes.llm.fp8 import quantise, quantise_both
+from windlass.recipes.llm.fp8 import quantize, quantize_both
 from windlass.recipes.llm.gated_mlp import adapted_mlp, can_join, swiglu
 from windlass.recipes.llm.kernel_launch import can_launch
 from windlass.recipes.llm.linear_layers import (
@@ -160,7 +160,7 @@ def test_float8_of_rows_and_of_columns(shape):
     x[1] *= 1e-6  # a row of small numbers is as exact as any other
     x[:, 2] = 0.0
     for (values, scales), wanted in zip(
-        quantise_both(x), (quantise(x), quantise(x.t().contiguous())), strict=True
+        quantize_both(x), (quantize(x), quantize(x.t().contiguous())), strict=True
     ):
         torch.testing.assert_close(scales, wanted.scales)
         got, exact = values.float(), wanted.values.float()
@@ -172,7 +172,7 @@ def test_float8_of_rows_and_of_columns(shape):
 def test_nan_stays_nan():
     x = make(4, 4, dtype=torch.bfloat16)
     x[2, 3] = float("nan")
-    by_row, by_column = quantise_both(x)
+    by_row, by_column = quantize_both(x)
     assert by_row.values[2, 3].float().isnan()
     assert by_column.values[3, 2].float().isnan()
 

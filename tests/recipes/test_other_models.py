@@ -129,7 +129,7 @@ def test_full_disk_at_the_end_is_reported_without_a_traceback(work, capsys):
     assert "Traceback" not in ran.stderr
 
 
-def test_weights_of_another_model_are_recognised(work):
+def test_weights_of_another_model_are_recognized(work):
     write_model(work / "other", seed=1)
     shutil.copytree(work / "m", work / "copy")
     ours = fingerprint_weights(work / "m")
@@ -173,7 +173,7 @@ def test_rows_longer_than_the_positions_of_a_model_are_refused(work, capsys):
     assert "[MODEL] rows have 256 tokens, but the model was made for 128" in capsys.readouterr().out
 
 
-def test_missing_weights_are_not_initialised(work, capsys):
+def test_missing_weights_are_not_initialized(work, capsys):
     write_gpt(work / "gpt")
     config = json.loads((work / "gpt/config.json").read_text())
     (work / "gpt/config.json").write_text(json.dumps({**config, "n_layer": 3}))

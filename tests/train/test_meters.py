@@ -67,7 +67,7 @@ def test_spread_names_the_waiting_rank_but_no_slowest() -> None:
             {"step_p50_s": 1.5, "data_wait_share": 0.6, "memory_peak_bytes": 4.0},
         ]
     )
-    assert "slowest_rank" not in spread  # collectives equalise the time of a step
+    assert "slowest_rank" not in spread  # collectives equalize the time of a step
     assert (spread["rank_step_p50_min_s"], spread["rank_step_p50_max_s"]) == (1.0, 1.5)
     assert spread["most_waiting_rank"] == 1
     assert spread["rank_memory_peak_max_bytes"] == 5.0

@@ -68,7 +68,7 @@ def test_first_sample_is_uniformly_distributed() -> None:
     assert chi_square < 40  # 15 degrees of freedom: one in 2,000 seeds of this test exceeds this
 
 
-def test_neighbours_are_separated() -> None:
+def test_neighbors_are_separated() -> None:
     order = make_order(10_000, seed=0, epoch=0)[:]
     assert sum(abs(a - b) == 1 for a, b in pairwise(order)) < 20
 

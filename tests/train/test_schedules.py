@@ -40,7 +40,7 @@ def test_the_first_step_has_the_first_rate():
     assert seen == [2.0, 1.5, 1.0, 0.5]
 
 
-def test_misspelt_schedule_is_refused():
+def test_misspelled_schedule_is_refused():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
     with pytest.raises(SpecError, match="did you mean cosine"):
         make_schedule(optimizer, "cosin", warmup=0, total=4)

@@ -108,7 +108,7 @@ def test_other_tokenizer_or_content_makes_a_new_entry(data: Path, tmp_path: Path
     assert len(entries(cache)) == 3
 
 
-def test_processes_started_together_tokenise_once(
+def test_processes_started_together_tokenize_once(
     data: Path, counting: Counting, tmp_path: Path
 ) -> None:
     data.write_text("".join(f'{{"text": "{i}"}}\n' for i in range(300)), encoding="utf-8")
@@ -170,7 +170,7 @@ def test_unpicklable_tokenizer_needs_a_name(data: Path, counting: Counting, tmp_
     assert entries(cache) == []
 
 
-def test_rows_that_cannot_be_tokenised_are_named(data: Path, tmp_path: Path) -> None:
+def test_rows_that_cannot_be_tokenized_are_named(data: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     data.write_text('{"text": "a"}\n\n{"txt": "b"}\n', encoding="utf-8")
     with pytest.raises(SpecError, match=r"train\.jsonl:3 has neither a text nor messages"):

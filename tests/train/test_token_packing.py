@@ -29,7 +29,7 @@ def test_short_and_long_documents_fill_the_rows(length: int) -> None:
     draw = random.Random(3)
     lengths = [int(draw.lognormvariate(5.0, 1.3)) for _ in range(1000)]  # some empty, some long
     packs = make_packs(lengths, length)
-    assert packs.report.utilisation >= 0.98
+    assert packs.report.utilization >= 0.98
     assert packs.report.num_split == sum(n > length for n in lengths) > 0
     assert packs.report.dropped_tokens == 0
     seen = [set() for _ in lengths]  # type: list[set[int]]
@@ -72,7 +72,7 @@ def test_labels_are_masked_as_the_shard_says(tmp_path: Path) -> None:
 def test_one_document_per_row(tmp_path: Path) -> None:
     rows = PackedTokens(make_shards(tmp_path, [3, 12, 2]), 8, is_packed=False)
     assert [int((rows[i]["document_ids"] == 0).sum()) for i in range(4)] == [3, 8, 4, 2]
-    assert rows.report.utilisation == 17 / 32
+    assert rows.report.utilization == 17 / 32
 
 
 def test_splits_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Settings of a trainer from dicts, files and flags. A misspelt setting raises an error that names it."""
+"""Settings of a trainer from dicts, files and flags. A misspelled setting raises an error that names it."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ CASES = (
     "weighted",
     "weighted fsdp",
     "recomputed",
-    "learnt loss",
-    "learnt loss fsdp",
+    "learned loss",
+    "learned loss fsdp",
     "split",
 )
 

@@ -214,8 +214,8 @@ def run_alone_or_together(folder: str) -> dict:
         "weighted": {"strategy": "ddp", "kind": WeightedTrainer},
         "weighted fsdp": {"strategy": "fsdp", "kind": WeightedTrainer, "micro_batch": 1},
         "recomputed": {"strategy": "fsdp", "checkpoint_activations": True},
-        "learnt loss": {"strategy": "ddp", "loss": ScaledLoss()},
-        "learnt loss fsdp": {"strategy": "fsdp", "loss": ScaledLoss(), "micro_batch": 3},
+        "learned loss": {"strategy": "ddp", "loss": ScaledLoss()},
+        "learned loss fsdp": {"strategy": "fsdp", "loss": ScaledLoss(), "micro_batch": 3},
         "split": {
             "strategy": f"tp={get_context().world_size}",
             "model": SplitNet,

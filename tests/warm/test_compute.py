@@ -49,26 +49,26 @@ def test_compute_is_reused_from_another_process(on, make, start_client):
 
 
 def test_variables_change_in_place(on, make, capfd):
-    compute = make(env={"COLOUR": "red", "KEPT": 1})
+    compute = make(env={"COLOR": "red", "KEPT": 1})
     agent = kt.fn(tasks.find_agent).to(compute)()
     read = kt.fn(tasks.environment)
-    assert read.to(compute)("COLOUR", "KEPT") == {"COLOUR": "red", "KEPT": "1"}
-    again = make(name=compute.name, env={"COLOUR": "blue", "KEPT": 1})
-    assert read.to(again)("COLOUR", "KEPT") == {"COLOUR": "blue", "KEPT": "1"}
+    assert read.to(compute)("COLOR", "KEPT") == {"COLOR": "red", "KEPT": "1"}
+    again = make(name=compute.name, env={"COLOR": "blue", "KEPT": 1})
+    assert read.to(again)("COLOR", "KEPT") == {"COLOR": "blue", "KEPT": "1"}
     assert "replaced" not in capfd.readouterr().err
-    back = make(name=compute.name, env={"COLOUR": "red"})
-    assert read.to(back)("COLOUR") == {"COLOUR": "red"}
+    back = make(name=compute.name, env={"COLOR": "red"})
+    assert read.to(back)("COLOR") == {"COLOR": "red"}
     assert kt.fn(tasks.find_agent).to(back)() == agent
 
 
 @pytest.mark.long
 def test_removed_variable_is_unset(on, make):
-    compute = make(env={"COLOUR": "red"})
+    compute = make(env={"COLOR": "red"})
     read = kt.fn(tasks.environment)
-    assert read.to(compute)("COLOUR") == {"COLOUR": "red"}
+    assert read.to(compute)("COLOR") == {"COLOR": "red"}
     agent = kt.fn(tasks.find_agent).to(compute)()
     again = make(name=compute.name)
-    assert read.to(again)("COLOUR") == {"COLOUR": None}
+    assert read.to(again)("COLOR") == {"COLOR": None}
     assert kt.fn(tasks.find_agent).to(again)() == agent
 
 

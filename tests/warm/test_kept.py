@@ -68,7 +68,7 @@ def test_every_handle_uses_edited_code(project, warm):
     assert one() == 55555
 
 
-@pytest.mark.local_only("a travelling project is looked at as a whole")
+@pytest.mark.local_only("a traveling project is looked at as a whole")
 @pytest.mark.parametrize("folder", ["dist", "build", "sub"])
 def test_edit_is_detected_in_any_folder(project, warm, folder, monkeypatch):
     name = f"{project.stem}_{folder}"

@@ -70,24 +70,24 @@ def test_a_wheel_of_the_project_is_installed_and_changes(on, make, project):
 
 
 def test_variables_of_the_image_reach_ranks(on, make):
-    compute = make(image=image(on).env(COLOUR="red", SIZE=3), env={"SIZE": "4"})
+    compute = make(image=image(on).env(COLOR="red", SIZE=3), env={"SIZE": "4"})
     read = kt.fn(tasks.environment).to(compute)
-    assert read("COLOUR", "SIZE") == {"COLOUR": "red", "SIZE": "4"}
+    assert read("COLOR", "SIZE") == {"COLOR": "red", "SIZE": "4"}
 
 
 def test_torch_works_after_a_setup_change(on, make):
     """The store prepared for the next call was lost with the fork server."""
     compute = make()
     assert kt.fn(tasks.all_reduce).to(compute).distribute("pytorch", workers=2)(1) == [3, 3]
-    again = make(name=compute.name, env={"COLOUR": "red"})
+    again = make(name=compute.name, env={"COLOR": "red"})
     remote = kt.fn(tasks.all_reduce).to(again).distribute("pytorch", workers=2)
     assert remote(1) == [3, 3]
     assert remote(2) == [5, 5]
 
 
 def test_variables_of_the_image_reach_steps(on, make, shared):
-    word = "open(os.environ['WHERE'] + '/word', 'w').write(os.environ['COLOUR'])"
-    found = image(on, f'python3 -c "import os; {word}"').env(COLOUR="red", WHERE=shared.path)
+    word = "open(os.environ['WHERE'] + '/word', 'w').write(os.environ['COLOR'])"
+    found = image(on, f'python3 -c "import os; {word}"').env(COLOR="red", WHERE=shared.path)
     kt.fn(tasks.echo).to(make(image=found))()
     assert shared.read("word") == "red"
 
@@ -131,9 +131,9 @@ def test_secrets_stay_when_the_setup_changes(on, make, monkeypatch):
     given = [kt.Secret.from_env(["API_KEY"])]
     compute = make(secrets=given)
     assert kt.fn(tasks.environment).to(compute)("API_KEY") == {"API_KEY": "word"}
-    again = make(name=compute.name, secrets=given, env={"COLOUR": "red"})
+    again = make(name=compute.name, secrets=given, env={"COLOR": "red"})
     read = kt.fn(tasks.environment).to(again)
-    assert read("API_KEY", "COLOUR") == {"API_KEY": "word", "COLOUR": "red"}
+    assert read("API_KEY", "COLOR") == {"API_KEY": "word", "COLOR": "red"}
 
 
 def test_changed_secret_reaches_only_live_nodes(on, make, home, monkeypatch):

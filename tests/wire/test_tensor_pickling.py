@@ -151,7 +151,7 @@ def test_tensors_without_memory_stay_so(kind, round_trip):
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
-def test_uninitialised_parameters(round_trip):
+def test_uninitialized_parameters(round_trip):
     assert isinstance(
         round_trip(torch.nn.LazyLinear(3)).weight, torch.nn.parameter.UninitializedParameter
     )

@@ -1,7 +1,7 @@
 """Process of a rank: set up like a fresh interpreter after the fork, and shut down like one at the end.
 
 A rank unwinds to the top of the process, so the interpreter performs its usual shutdown. It joins threads,
-runs exit handlers, clears `__main__` and finalises objects. It also flushes stdio and C streams, and runs C
+runs exit handlers, clears `__main__` and finalizes objects. It also flushes stdio and C streams, and runs C
 exit handlers. Modules that the fork server loaded are not torn down: torch's modules and the static objects
 of its libraries would take a quarter of a second in every rank. The fork server imports this module before
 torch.
@@ -91,7 +91,7 @@ def _leave_libraries() -> None:
     with contextlib.suppress(OSError, AttributeError, ValueError):
         cxx = ctypes.CDLL("libstdc++.so.6", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
         cout = ctypes.addressof(ctypes.c_char.in_dll(cxx, "_ZSt4cout"))
-        if ctypes.c_void_p.from_address(cout).value:  # it is initialised, so a library uses it
+        if ctypes.c_void_p.from_address(cout).value:  # it is initialized, so a library uses it
             at_exit(cxx._ZNSo5flushEv, ctypes.c_void_p(cout), None)  # noqa: SLF001 - std::cout.flush()
     at_exit(libc.fflush, None, None)
 
@@ -99,7 +99,7 @@ def _leave_libraries() -> None:
 def _set_aside() -> None:
     """Hide the spared modules from the interpreter. This is the last exit handler of a rank."""
     if not _spared:
-        gc.unfreeze()  # otherwise objects that frozen ones refer to are never finalised
+        gc.unfreeze()  # otherwise objects that frozen ones refer to are never finalized
         return
     _flush_files()
     import ctypes

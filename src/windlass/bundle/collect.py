@@ -175,11 +175,11 @@ def find_problems(
 ) -> tuple[Finding, ...]:
     """Return all findings for `paths` below `root`, in their order. `allow` holds shell patterns."""
     paths = tuple(paths)
-    travelling = {above for path in paths for above in (path, *parents_of(path))}
+    traveling = {above for path in paths for above in (path, *parents_of(path))}
     findings: list[Finding] = []
     sizes: dict[str, int] = {}
     for path in paths:
-        finding = _check_one(root, path, travelling, allow, limits, sizes)
+        finding = _check_one(root, path, traveling, allow, limits, sizes)
         if finding:
             findings.append(finding)
     total_bytes = sum(sizes.values())
@@ -206,7 +206,7 @@ def refuse(findings: Iterable[Finding]) -> None:
 def _check_one(
     root: Path,
     path: str,
-    travelling: set[str],
+    traveling: set[str],
     allow: tuple[str, ...],
     limits: Limits,
     sizes: dict[str, int],
@@ -219,7 +219,7 @@ def _check_one(
     try:
         status = (root / path).lstat()
         if stat.S_ISLNK(status.st_mode):
-            return _check_link(root, path, travelling)
+            return _check_link(root, path, traveling)
         if stat.S_ISDIR(status.st_mode):
             return _refusal(
                 path, FindingKind.UNREADABLE, _unreadable("the folder cannot be listed")
@@ -253,7 +253,7 @@ def _check_file(
     return None
 
 
-def _check_link(root: Path, path: str, travelling: set[str]) -> Finding | None:
+def _check_link(root: Path, path: str, traveling: set[str]) -> Finding | None:
     link = root / path
     real_root = os.path.realpath(root)
     reached = os.path.realpath(link)
@@ -263,7 +263,7 @@ def _check_link(root: Path, path: str, travelling: set[str]) -> Finding | None:
         )
         return _refusal(path, FindingKind.LINK_LEAVES, message)
     inside = os.path.relpath(reached, real_root)
-    if inside != "." and inside not in travelling:
+    if inside != "." and inside not in traveling:
         target = shown(read_link(Path(real_root), path))
         message = f"the link's target {target} is not sent, so the link will be broken"
         return Finding(

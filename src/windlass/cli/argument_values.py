@@ -78,11 +78,11 @@ class ValueType:
         elif self.name == "fixed":
             text = f"tuple[{inner}]"
         else:
-            text = f"{self.name}[{inner}]" if self.items else _SPELT.get(self.name, self.name)
+            text = f"{self.name}[{inner}]" if self.items else _SPELLED.get(self.name, self.name)
         return f"{text}|none" if self.optional else text
 
 
-_SPELT = {"any": "value", "dict": "json"}
+_SPELLED = {"any": "value", "dict": "json"}
 ANY = ValueType(name="any")
 
 

@@ -50,7 +50,7 @@ def say_error(message: str, hint: str = "") -> None:
     """Print `windlass: message` and the hint."""
     say(message)
     if hint:
-        sys.stderr.write(f"  hint: {clean(hint, colour=False)}\n")
+        sys.stderr.write(f"  hint: {clean(hint, color=False)}\n")
 
 
 def say_verdict(status: JobStatus) -> None:

@@ -35,7 +35,7 @@ _METAVARS = {
     "patch": "FILE|YAML",
     "bool": "",
 }
-_SPELT = {
+_SPELLED = {
     **dict.fromkeys(("engine", "name", "framework", "context", "namespace", "runtime"), "NAME"),
     **dict.fromkeys(("service_account", "mesh_name", "priority_class", "queue"), "NAME"),
     **dict.fromkeys(("gpu_resource", "pull_secrets"), "NAME"),
@@ -113,7 +113,7 @@ def _make_option(setting: Setting) -> Callable[[F], F]:
     if setting.name in _SHORT:
         names.insert(0, _SHORT[setting.name])
     is_repeated = setting.kind in _REPEATED
-    metavar = "|".join(setting.choices) or _SPELT.get(setting.name) or _METAVARS[setting.kind]
+    metavar = "|".join(setting.choices) or _SPELLED.get(setting.name) or _METAVARS[setting.kind]
     return click.option(
         *names,
         multiple=is_repeated,
@@ -164,7 +164,7 @@ def place_options(function: F) -> F:
             *([_SHORT[setting.name]] if setting.name in _SHORT else []),
             setting.flag,
             setting.name,
-            metavar=_SPELT[setting.name],
+            metavar=_SPELLED[setting.name],
             help=_PLACE_HELP[setting.name],
             callback=_keep_place,
             expose_value=False,

@@ -31,7 +31,7 @@ from windlass.client.jobs.launcher_size import is_torchrun
 from windlass.client.jobs.run import (
     Prepared,
     check_declares,
-    check_honoured,
+    check_honored,
     choose_target,
     current_folder,
     prepare_target,
@@ -328,14 +328,14 @@ def prepare_words(words: SplitWords, *, detach: bool, flags: Mapping[str, Any]) 
     if not words.target:
         raise SpecError(
             "nothing to run",
-            hint=f"windlass {_verb()} train.py, train.py::function, -m module or any command",
+            hint=f"run `windlass {_verb()} TARGET`, with train.py, train.py::function, -m module or any command",
         )
     cwd = current_folder()
     settings = read_settings(flags=flags, environ=os.environ, start=cwd)
     target = _choose_target(words, settings, cwd)
     prepared = prepare_target(target, settings, cwd=cwd, detach=detach)
     if _verb() != "export":  # export itself reports an engine without pods
-        check_honoured(prepared)
+        check_honored(prepared)
     return prepared
 
 

@@ -1,6 +1,6 @@
 """Output of tables, pairs, JSON and YAML on stdout.
 
-Text is aligned and plain, and no meaning depends on colour. Everything that comes from a user's code goes
+Text is aligned and plain, and no meaning depends on color. Everything that comes from a user's code goes
 through `clean` here. This module knows nothing about jobs.
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 import click
 
 from windlass import records
-from windlass.client.terminal import clean, one_line, paint, render_seconds, wants_colour
+from windlass.client.terminal import clean, one_line, paint, render_seconds, wants_color
 
-_COLOURS = {
+_COLORS = {
     "succeeded": 32,
     "returned": 32,
     "ok": 32,
@@ -62,11 +62,11 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     cells = [[one_line(cell) for cell in row] for row in rows]
     if not cells:
         return
-    colour = wants_colour(sys.stdout)
+    color = wants_color(sys.stdout)
     widths = [max(_width(row[i]) for row in (header, *cells)) for i in range(len(header))]
-    click.echo(paint(_align(header, widths), 1, colour=colour), color=True)
+    click.echo(paint(_align(header, widths), 1, color=color), color=True)
     for row in cells:
-        painted = [_paint_state(cell, colour=colour) for cell in row]
+        painted = [_paint_state(cell, color=color) for cell in row]
         click.echo(_align(painted, widths, plain=row), color=True)
 
 
@@ -74,11 +74,11 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     """Print `name  value` lines. A value of several lines is indented, and an empty one is left out."""
     kept = [(name, value) for name, value in pairs if value]
     width = max((len(name) for name, _ in kept), default=0)
-    colour = wants_colour(sys.stdout)
+    color = wants_color(sys.stdout)
     for name, value in kept:
-        first, *rest = clean(value, colour=False).splitlines() or [""]
+        first, *rest = clean(value, color=False).splitlines() or [""]
         word, space, tail = first.partition(" ")
-        click.echo(f"{name:<{width}}  {_paint_state(word, colour=colour)}{space}{tail}", color=True)
+        click.echo(f"{name:<{width}}  {_paint_state(word, color=color)}{space}{tail}", color=True)
         for line in rest:
             click.echo(f"{'':<{width}}  {line}")
 
@@ -113,9 +113,9 @@ def render_span(started_s: float, ended_s: float | None) -> str:
     return render_seconds((ended_s or time.time()) - started_s)
 
 
-def _paint_state(word: str, *, colour: bool) -> str:
-    code = _COLOURS.get(word)
-    return paint(word, code, colour=colour) if code else word
+def _paint_state(word: str, *, color: bool) -> str:
+    code = _COLORS.get(word)
+    return paint(word, code, color=color) if code else word
 
 
 def _align(

@@ -1,6 +1,6 @@
 """Text for terminals: messages of Windlass, the current wait, and the output of ranks during a call.
 
-Output of ranks must not control the terminal. Colours (SGR) are kept. Every other escape sequence is removed,
+Output of ranks must not control the terminal. Colors (SGR) are kept. Every other escape sequence is removed,
 and so is every control character except tab and newline. A process has one line for waits, which is
 rewritten as time passes, and other output erases it first. A call's stdout goes to stdout and its stderr to
 stderr. Each line has its rank, unless there is only one rank.
@@ -31,36 +31,36 @@ _RESET = "\x1b[0m"
 _PALETTE = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 
 
-def clean(text: str, *, colour: bool) -> str:
+def clean(text: str, *, color: bool) -> str:
     """Return the text without sequences that move the cursor, set the title or ring the bell."""
     if "\x1b" in text:
-        kept = _ESCAPES.sub(lambda m: m[0] if colour and _SGR.fullmatch(m[0]) else "", text)
+        kept = _ESCAPES.sub(lambda m: m[0] if color and _SGR.fullmatch(m[0]) else "", text)
         text = kept + _RESET if "\x1b" in kept else kept
     return _CONTROLS.sub(lambda m: m[0] if m[0] == "\x1b" else "", text)
 
 
 def one_line(text: str) -> str:
     """Return untrusted text as one line without control characters."""
-    return clean(" ".join(text.split()), colour=False)
+    return clean(" ".join(text.split()), color=False)
 
 
 def say(text: str) -> None:
     """Write one line to stderr, in place of the current wait. stdout is for data."""
     waiting_line.erase()
-    sys.stderr.write(f"windlass: {clean(text, colour=False)}\n")
+    sys.stderr.write(f"windlass: {clean(text, color=False)}\n")
     sys.stderr.flush()
 
 
-def paint(text: str, code: int | str, *, colour: bool) -> str:
-    """Return the text in a colour, if `colour` is True."""
-    return f"\x1b[{code}m{text}{_RESET}" if colour else text
+def paint(text: str, code: int | str, *, color: bool) -> str:
+    """Return the text in a color, if `color` is True."""
+    return f"\x1b[{code}m{text}{_RESET}" if color else text
 
 
-def render_line(line: LogLine, *, colour: bool) -> str:
+def render_line(line: LogLine, *, color: bool) -> str:
     """Return one line with its `[node/rank]`, or `[node]` for a line that no rank wrote."""
     source = f"[{line.node}/{line.rank}]" if line.rank >= 0 else f"[{line.node}]"
-    prefix = paint(source, rank_colour(line.rank), colour=colour)
-    return f"{prefix} {clean(line.text, colour=colour)}"
+    prefix = paint(source, rank_color(line.rank), color=color)
+    return f"{prefix} {clean(line.text, color=color)}"
 
 
 def render_seconds(seconds: float) -> str:
@@ -89,12 +89,12 @@ def _wrap(text: str, width: int, *, indent: str) -> list[str]:
     )
 
 
-def rank_colour(rank: int) -> int:
+def rank_color(rank: int) -> int:
     return _PALETTE[rank % len(_PALETTE)]
 
 
-def wants_colour(stream: TextIO) -> bool:
-    """Return whether to use colours on a stream: a terminal without NO_COLOR."""
+def wants_color(stream: TextIO) -> bool:
+    """Return whether to use colors on a stream: a terminal without NO_COLOR."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(os.environ.get("FORCE_COLOR")) or is_terminal(stream)
@@ -146,7 +146,7 @@ class WaitLine:
         line = self._render(self._text, now_s)
         if len(line) > _width():
             line = self._render("waiting", now_s)
-        self._write(self._begin() + paint(line, 2, colour=wants_colour(sys.stderr)))
+        self._write(self._begin() + paint(line, 2, color=wants_color(sys.stderr)))
         self._is_drawn, self._drawn_s = True, now_s
 
     def _render(self, text: str, now_s: float) -> str:
@@ -214,12 +214,12 @@ class LogEcho:
     def _print(self, rank: int, at_s: float, stream: str, data: bytes) -> None:
         out = sys.stdout if stream == "stdout" else sys.stderr
         text = data.decode(errors="replace")
-        colour = wants_colour(out)
+        color = wants_color(out)
         is_rank = rank >= 0
         node = rank // self._procs if is_rank else number_node(rank)
         line = LogLine(at_s=at_s, node=node, rank=rank, attempt=0, stream=stream, text=text)
         is_plain = self._is_alone and is_rank
-        shown = clean(text, colour=colour) if is_plain else render_line(line, colour=colour)
+        shown = clean(text, color=color) if is_plain else render_line(line, color=color)
         waiting_line.erase()
         out.write(shown + "\n")
         out.flush()

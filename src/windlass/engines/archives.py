@@ -158,7 +158,7 @@ def build_archive(*, compiled: bool = False) -> bytes:
     for name, path in _sources():
         with open(path, "rb") as file:
             data = file.read()
-        # cloudpickle keeps its licence, and the main program its usage text.
+        # cloudpickle keeps its license, and the main program its usage text.
         is_bare = name.startswith("windlass/") and not name.endswith("__main__.py")
         files[name] = _without_docstrings(data) if is_bare else data
     return zip_modules(files, compiled=compiled)
@@ -220,7 +220,7 @@ def _sources() -> Iterator[tuple[str, str]]:
     if spec is None or spec.origin is None:
         from windlass.errors import EngineError
 
-        raise EngineError("cloudpickle is missing", hint="pip install --force-reinstall windlass")
+        raise EngineError("cloudpickle is missing", hint="run `pip install --force-reinstall windlass`")
     yield from list_modules(os.path.dirname(spec.origin), "cloudpickle")
 
 

@@ -78,7 +78,7 @@ def _open_store(address: str, port: int) -> Any:
 
 
 def share_store(variables: Mapping[str, str], name_part: Callable[[], str] | None = None) -> None:
-    """Choose the store that torch uses when this rank initialises a process group with `env://`.
+    """Choose the store that torch uses when this rank initializes a process group with `env://`.
 
     Ranks on one machine use a file that other users cannot open, because a TCPStore accepts any client that
     can reach it. Torch writes the same keys for every process group. A rank that takes calls therefore gives

@@ -45,7 +45,7 @@ _DASHBOARD_NICE = 19
 _DASHBOARD = b"dashboard.py"
 _LOG_MONITOR = b"log_monitor.py"
 _STARTED = b"Ray runtime started"
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _CONNECT_S = 2.0
 _AGENT_S = 15.0
 _PAUSE_S = 5.0  # how long helpers stay paused: most functions have started by then
@@ -137,7 +137,7 @@ class RayStart:
                 self._paused.add(pid)
 
     def _read_reason(self) -> str:
-        text = _COLOUR.sub("", self._log.read_text(errors="replace"))
+        text = _COLOR.sub("", self._log.read_text(errors="replace"))
         lines = [line.strip() for line in text.splitlines()]
         lines = [line for line in lines if line and not line.startswith(("File ", "^", "raise "))]
         return " ".join(lines[-2:])[-400:] or "it printed nothing"
@@ -208,7 +208,7 @@ def find_fault(version: str, node: ClusterNode) -> str:
     if node.own_address or node.pretends_gpus or node.size.gpus <= (here := count_gpus()):
         return ""  # Kubernetes schedules a pod only where its GPUs are free
     return (
-        f"{where} needs {node.size.gpus} GPU(s) but has {here} -> "
+        f"{where} needs {count_noun(node.size.gpus, 'GPU')} but has {here} -> "
         "request fewer, or pretend to have them: pretend_gpus=True, --pretend-gpus"
     )
 
@@ -228,7 +228,7 @@ def make_note(version: str, node: ClusterNode) -> str:
     if not node.index and node.version and read_version(version) != read_version(node.version):
         notes.append(f"the client has Ray {node.version}, the nodes have {version}")
     if node.pretends_gpus and node.size.gpus:
-        notes.append(f"the {node.size.gpus} GPU(s) of node {node.index} are pretended")
+        notes.append(f"node {node.index} pretends to have {count_noun(node.size.gpus, 'GPU')}")
     return "; ".join(notes)
 
 

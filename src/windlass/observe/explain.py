@@ -6,7 +6,7 @@ command. `explain` returns one sentence with details and advice, for any engine.
 
 Performs no I/O: it renders a JobStatus (and the time) as text that is safe for a terminal. Engines report
 blockers as conditions of type `blocker`. The agent determines which rank caused the failure. Callers choose
-the colours and the output stream.
+the colors and the output stream.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _explain_phase(status: JobStatus, now_s: float) -> Why:
         f"{render_seconds(now_s - since_s)}{words}",
         since_s=since_s,
         details=[*missing, *_describe_milestones(status, now_s)],
-        hint=f"windlass attach {_address(status)} watches it; windlass cancel {_address(status)} ends it",
+        hint=f"`windlass attach {_address(status)}` watches it; `windlass cancel {_address(status)}` stops it",
     )
 
 
@@ -240,7 +240,7 @@ def _explain_running(status: JobStatus, now_s: float) -> Why:
         sentence=f"{_name(status)} has been running for {render_seconds(now_s - since_s)}{attempt}: {words}",
         since_s=since_s,
         details=[*details, *_describe_nodes(status)],
-        hint=f"windlass logs {_address(status)} -f",
+        hint=f"run `windlass logs {_address(status)} -f`",
     )
 
 
@@ -291,7 +291,7 @@ def _explain_end(status: JobStatus, folder: str) -> Why:
             sentence=f"{_name(status)} succeeded{took}{words}",
             since_s=since_s,
             details=_describe_history(status),
-            hint=f"windlass {'logs' if reason == names.REASON_ADOPTED else 'result'} {_address(status)}",
+            hint=f"run `windlass {'logs' if reason == names.REASON_ADOPTED else 'result'} {_address(status)}`",
         )
     how = {Phase.CANCELLED: "was cancelled", Phase.ENDED: "has ended"}.get(status.phase, "failed")
     kind = ""
@@ -304,7 +304,7 @@ def _explain_end(status: JobStatus, folder: str) -> Why:
         sentence=f"{_name(status)} {how}{took}{kind}{f': {message}' if message else ''}",
         since_s=since_s,
         details=render_verdict(status, folder=folder).splitlines()[2:],  # the sentence has the rest
-        hint=verdict.next if verdict else f"windlass logs {status.job_id}",
+        hint=verdict.next if verdict else f"run `windlass logs {status.job_id}`",
     )
 
 
@@ -318,9 +318,7 @@ def _make(
         sentence=one_line(sentence),
         since_s=since_s,
         details=tuple(
-            clean(line, colour=False).rstrip()
-            for line in details
-            if not line.startswith("  next: ")
+            clean(line, color=False).rstrip() for line in details if not line.startswith("  next: ")
         ),
         next=one_line(hint),
     )

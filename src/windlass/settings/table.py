@@ -74,7 +74,7 @@ class Setting:
     minimum: int | None = None
     above: float | None = None
     group: str = JOB  # the heading of its flag in `--help-all`
-    spelt: str = ""  # the flag, if it is not made from the name
+    spelled: str = ""  # the flag, if it is not made from the name
     optional: bool = False  # accepts "none" as a value
     unset: str = ""  # in words, the effect of a default that is empty or computed
     common: bool = False  # the short `--help` shows its flag
@@ -82,7 +82,7 @@ class Setting:
     @property
     def flag(self) -> str:
         """Flag that sets it, without the unit of a duration: `--timeout` sets `timeout_s`."""
-        return "--" + (self.spelt or self.name.removesuffix("_s").replace("_", "-"))
+        return "--" + (self.spelled or self.name.removesuffix("_s").replace("_", "-"))
 
     @property
     def variable(self) -> str:
@@ -178,7 +178,7 @@ class Settings:
         "int", 3, "number of lost nodes to tolerate", minimum=0, group=LIMITS
     )
     timeout_s: float | None = is_setting(
-        *("duration", None, "end the job this long after it first starts"),
+        *("duration", None, "time limit of the job, counted from its first start"),
         above=0,
         group=LIMITS,
         common=True,
@@ -203,7 +203,7 @@ class Settings:
     image: str = is_setting(
         *("str", "", "container image of the pods, with Python and torch"),
         group=PODS,
-        unset="pytorch/pytorch with the local version of torch",
+        unset="the pytorch/pytorch image that matches the local torch",
         common=True,
     )
     in_image: bool = is_setting(
@@ -229,7 +229,7 @@ class Settings:
     requests: Mapping[str, str] = is_setting(
         *("table", {}, "request below the limit, for cpus, memory or ephemeral_storage"),
         group=RESOURCES,
-        spelt="request",
+        spelled="request",
     )
     gpu_type: str = is_setting(
         "str",
@@ -249,7 +249,7 @@ class Settings:
     tolerations: tuple[str, ...] = is_setting(
         *("many", (), "taints to tolerate: KEY, KEY=VALUE or KEY=VALUE:EFFECT"),
         group=PLACEMENT,
-        spelt="toleration",
+        spelled="toleration",
     )
     spread: str = is_setting(
         *("str", "soft", "put pods on different hosts: preferred, required or not at all"),
@@ -275,12 +275,12 @@ class Settings:
         group=PODS,
     )
     pull_secrets: tuple[str, ...] = is_setting(
-        "many", (), "Secrets for pulling images", group=STORAGE, spelt="pull-secret"
+        "many", (), "Secrets for pulling images", group=STORAGE, spelled="pull-secret"
     )
     secrets: tuple[str, ...] = is_setting(
         *("many", (), "Secrets to pass on: NAME, VAR=NAME:KEY or NAME:/folder"),
         group=STORAGE,
-        spelt="secret",
+        spelled="secret",
     )
     volumes: tuple[str, ...] = is_setting(
         *(
@@ -292,7 +292,7 @@ class Settings:
             ),
         ),
         group=STORAGE,
-        spelt="volume",
+        spelled="volume",
     )
     allow_host_path: bool = is_setting(
         "bool", False, "allow volumes that are folders of the host", group=STORAGE
@@ -307,10 +307,10 @@ class Settings:
         group=PODS,
     )
     labels: Mapping[str, str] = is_setting(
-        "table", {}, "labels to add to the pods", group=PODS, spelt="label"
+        "table", {}, "labels to add to the pods", group=PODS, spelled="label"
     )
     annotations: Mapping[str, str] = is_setting(
-        "table", {}, "annotations to add to the pods", group=PODS, spelt="annotation"
+        "table", {}, "annotations to add to the pods", group=PODS, spelled="annotation"
     )
     ttl_s: float | None = is_setting(
         *(

@@ -1,6 +1,6 @@
 """Options of `train` with the SDK's names and fields, and their translation. Performs no I/O.
 
-The SDK's own option objects work too, because options are recognised by their class names.
+The SDK's own option objects work too, because options are recognized by their class names.
 """
 
 from __future__ import annotations

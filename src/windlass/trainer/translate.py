@@ -4,7 +4,7 @@
 resources such as {"cpu": "1", "memory": "2Gi", "gpu": "1"}, whose requests are also the limits. A
 BuiltinTrainer becomes the command line of the recipe that fine-tunes language models. The recipe replaces
 TorchTune: it trains the same models with the same losses, and options it lacks raise an error that names
-them. The SDK's own objects are recognised by their class names.
+them. The SDK's own objects are recognized by their class names.
 
 `keep_present` sets the pull policy of images under a moving tag such as `latest`. Guides use such tags,
 and an unreachable registry must not keep their jobs from starting. No function here contacts a cluster.
@@ -46,7 +46,7 @@ _RANK, _ALPHA = 8, 16  # defaults of TorchTune
 _NO_ADAPTERS = {
     "apply_lora_to_output": "the head has no adapters",
     "lora_dropout": "adapters have no dropout",
-    "quantize_base": "weights below adapters are kept in bfloat16, not quantised",
+    "quantize_base": "weights below adapters are kept in bfloat16, not quantized",
     "use_dora": "only LoRA is available",
 }
 _IF_MISSING = "IfNotPresent"

@@ -289,7 +289,7 @@ def test_a_cluster_ends_on_all_nodes_before_some_are_set_up_again():
         await compute.run(client, CALL)
         number = nodes[0].find(OpenStore)[0].number
         nodes[1].say(StoreGone(number=number))
-        client.say(ConfigureCompute(env={"COLOUR": "red"}))
+        client.say(ConfigureCompute(env={"COLOR": "red"}))
         await compute.run(client, CALL)
         for node in nodes.values():
             kinds = [type(message) for message, _ in node.heard]

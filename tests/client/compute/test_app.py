@@ -93,8 +93,8 @@ def test_the_command_runs_once_on_every_node(deploy, capsys):
 def test_the_steps_of_its_image_come_first(deploy, tmp_path):
     make_wheel(tmp_path / "wheels", "tiny", "1.0")
     image = Image().run("echo step").pip_install(["--no-index", "--find-links", "wheels", "tiny"])
-    show = "import os, tiny; print(tiny.VERSION, os.environ['COLOUR'])"
-    app = kt.app(name="steps", cli_command=f'python -c "{show}"', image=image.env(COLOUR="blue"))
+    show = "import os, tiny; print(tiny.VERSION, os.environ['COLOR'])"
+    app = kt.app(name="steps", cli_command=f'python -c "{show}"', image=image.env(COLOR="blue"))
     deploy(app)
     assert app.wait(100).phase.value == "succeeded", lines_of(app)
     assert {"step", "1.0 blue"} <= set(lines_of(app))

@@ -40,13 +40,13 @@ def test_unsupported_options_of_workers(framework, options, message):
 
 
 @pytest.mark.parametrize(("wrong", "hint"), [("torch", "pytorch"), ("spdm", "spmd")])
-def test_misspelt_frameworks(wrong, hint):
+def test_misspelled_frameworks(wrong, hint):
     with pytest.raises(SpecError) as caught:
         make_spread(wrong)
     assert f"'{hint}'" in caught.value.hint
 
 
-def test_misspelt_keywords():
+def test_misspelled_keywords():
     with pytest.raises(SpecError, match="no keyword 'worker'") as caught:
         make_spread(worker=2)
     assert "'workers'" in caught.value.hint

@@ -64,7 +64,7 @@ def test_computes_use_the_setting_unless_given(monkeypatch):
 
 
 @pytest.mark.parametrize("start", [wl.run, wl.submit])
-def test_misspelt(start, home):
+def test_misspelled(start, home):
     with pytest.raises(SpecError, match="unknown framework 'smpd'") as caught:
         start(rank_work.rank, framework="smpd")
     assert "did you mean 'spmd'" in caught.value.hint

@@ -117,7 +117,7 @@ def programs(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_other_launchers_are_recognised_by_their_flags(programs, words, flags, expected_label):
+def test_other_launchers_are_recognized_by_their_flags(programs, words, flags, expected_label):
     plan = plan_of(words, **flags)
     assert plan.work.label == expected_label
     assert {node.num_ranks for node in plan.nodes} == {1}

@@ -218,8 +218,8 @@ def test_metrics(value, text):
 
 
 def test_a_line_has_its_node_and_rank():
-    assert render_line(line("hi \x1b[2Jthere", rank=3, node=1), colour=False) == "[1/3] hi there"
-    assert render_line(line("\x1b[31mred"), colour=True).endswith(" \x1b[31mred\x1b[0m")
+    assert render_line(line("hi \x1b[2Jthere", rank=3, node=1), color=False) == "[1/3] hi there"
+    assert render_line(line("\x1b[31mred"), color=True).endswith(" \x1b[31mred\x1b[0m")
 
 
 def test_destination_of_lines():
@@ -263,7 +263,7 @@ def test_the_status_line_fits_the_terminal(monkeypatch):
     assert len(row) < 30
 
 
-def test_no_colour_on_a_terminal(monkeypatch):
+def test_no_color_on_a_terminal(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     messages = Tty()
     view = LiveView(out=messages, messages=messages)

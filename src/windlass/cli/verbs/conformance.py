@@ -11,11 +11,11 @@ from windlass import names
 from windlass.cli.flags import json_option
 from windlass.cli.show import print_json, shorten
 from windlass.cli.verb_table import Verb
-from windlass.client.terminal import clean, one_line, paint, say, wants_colour
+from windlass.client.terminal import clean, one_line, paint, say, wants_color
 from windlass.conformance.case_result import FAILED, PASSED, SKIPPED, CaseResult
 from windlass.settings import read_settings_here
 
-_COLOURS = {PASSED: 32, FAILED: 31, SKIPPED: 33}
+_COLORS = {PASSED: 32, FAILED: 31, SKIPPED: 33}
 _MAX_REASON = 160
 
 
@@ -33,12 +33,12 @@ class _Table:
         say(f"{len(cases)} cases")
         if not self._as_json and cases:
             header = f"{'CASE':<{self._width}}  RESULT   SECONDS  REASON"
-            self._echo(paint(header, 1, colour=wants_colour(self._out)))
+            self._echo(paint(header, 1, color=wants_color(self._out)))
 
     def add(self, row: CaseResult) -> None:
         self.rows.append(row)
         if not self._as_json:
-            word = paint(f"{row.result:<7}", _COLOURS[row.result], colour=wants_colour(self._out))
+            word = paint(f"{row.result:<7}", _COLORS[row.result], color=wants_color(self._out))
             reason = shorten(one_line(row.reason), _MAX_REASON)
             line = f"{row.case:<{self._width}}  {word}  {row.seconds:>7.1f}  {reason}"
             self._echo(line.rstrip())
@@ -105,8 +105,8 @@ def _sum_up(rows: list[CaseResult]) -> None:
     """Print the details of failed cases, then the number of cases by result."""
     for row in rows:
         if row.detail:
-            sys.stderr.write(f"\n--- {row.case}\n{clean(row.detail, colour=False)}\n")
+            sys.stderr.write(f"\n--- {row.case}\n{clean(row.detail, color=False)}\n")
     if rows:
         counts = Counter(row.result for row in rows)
-        words = [f"{counts[result]} {result}" for result in _COLOURS if counts[result]]
+        words = [f"{counts[result]} {result}" for result in _COLORS if counts[result]]
         say(f"{', '.join(words)} in {sum(row.seconds for row in rows):.0f} s")

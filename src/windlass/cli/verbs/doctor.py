@@ -11,7 +11,7 @@ from windlass import names, records
 from windlass.cli.flags import json_option
 from windlass.cli.show import print_json
 from windlass.cli.verb_table import Verb
-from windlass.client.terminal import clean, one_line, paint, say, wants_colour
+from windlass.client.terminal import clean, one_line, paint, say, wants_color
 from windlass.engines.engine_table import check_engine_name, has_pods
 from windlass.errors import SpecError
 from windlass.observe.doctor import Check, check_all
@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from windlass.kube.client.access import Right
 
-_COLOURS = {"ok": 32, "warn": 33, "missing": 31}
+_COLORS = {"ok": 32, "warn": 33, "missing": 31}
 
 
 @click.command(cls=Verb)
@@ -72,7 +72,7 @@ def _look(settings: Settings, *, deep: bool, only_engine: bool) -> Iterator[Chec
     check_engine_name(settings.engine)
     is_here = not has_pods(settings.engine, settings)
     if deep and is_here:
-        raise SpecError("--deep needs a cluster", hint="windlass doctor -e kubernetes --deep")
+        raise SpecError("--deep needs a cluster", hint="run `windlass doctor -e kubernetes --deep`")
     if is_here or not only_engine:
         yield from check_all(settings)
     if not is_here:
@@ -105,13 +105,13 @@ def _find_rights(engine: str) -> Sequence[Right]:
     dialect = find_dialect(engine)
     if dialect is None:
         raise SpecError(
-            f"the engine {engine} does not need a Role", hint="windlass doctor -e kubernetes --role"
+            f"the engine {engine} does not need a Role", hint="run `windlass doctor -e kubernetes --role`"
         )
     return dialect.rights
 
 
 def _show(check: Check) -> None:
-    state = paint(f"{check.state:<7}", _COLOURS[check.state], colour=wants_colour(sys.stdout))
+    state = paint(f"{check.state:<7}", _COLORS[check.state], color=wants_color(sys.stdout))
     click.echo(f"{state}  {check.name:<15}  {one_line(check.found)}", color=True)
     if check.hint:
         click.echo(f"{'':<7}  {'':<15}  -> {one_line(check.hint)}")
@@ -120,6 +120,6 @@ def _show(check: Check) -> None:
 
 def _show_more(checks: list[Check]) -> None:
     """Print the documents for an admin as one YAML stream, below all checks so that it can be copied."""
-    documents = [clean(check.more, colour=False) for check in checks if check.more]
+    documents = [clean(check.more, color=False) for check in checks if check.more]
     if documents:
         click.echo("\n" + "---\n".join(documents), nl=False)

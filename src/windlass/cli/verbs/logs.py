@@ -18,7 +18,7 @@ from windlass.cli.show import print_json_line
 from windlass.cli.verb_table import Verb
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.job import Job
-from windlass.client.terminal import clean, render_line, say, wants_colour
+from windlass.client.terminal import clean, render_line, say, wants_color
 from windlass.errors import SpecError
 from windlass.settings import read_duration
 from windlass.wire.log_lines import LogLine
@@ -119,10 +119,10 @@ def _print_json(lines: Iterable[LogLine]) -> int:
 
 
 def _print(lines: Iterable[LogLine], *, prefix: bool) -> int:
-    colour = wants_colour(sys.stdout)
+    color = wants_color(sys.stdout)
     num_lines = 0
     for line in _settled(lines):
-        text = render_line(line, colour=colour) if prefix else clean(line.text, colour=colour)
+        text = render_line(line, color=color) if prefix else clean(line.text, color=color)
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
         num_lines += 1
@@ -147,6 +147,6 @@ def _say_nothing(job: Job, *, filtered: bool) -> None:
         return
     phase = job.status().phase
     if phase is Phase.ENDED:
-        say(f"the output of {job.id} can no longer be read; windlass why {job.id} explains it")
+        say(f"the output of {job.id} can no longer be read; `windlass why {job.id}` explains it")
     else:
         say(f"{job.id} has written nothing{'' if phase.is_final else ' yet; -f waits for more'}")

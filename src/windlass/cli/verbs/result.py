@@ -94,16 +94,16 @@ def _render_one(header: ResultHeader | None, state: str, *, in_full: bool) -> st
             else f"no result ({state})"
         )
     if header.state == RankState.RETURNED:
-        return clean(header.repr, colour=False)
+        return clean(header.repr, color=False)
     if header.state == MISSING:
-        return clean(make_missing_error(header).message, colour=False)
+        return clean(make_missing_error(header).message, color=False)
     if header.error is None:
         return f"{header.state}, exit code {header.exit_code}"
     if in_full and header.error.traceback:
-        return clean(header.error.traceback.rstrip(), colour=False)
+        return clean(header.error.traceback.rstrip(), color=False)
     where = f" ({header.error.file}:{header.error.line})" if header.error.file else ""
     first = header.error.text.partition("\n")[0]
-    return clean(f"{header.state} {first}{where}", colour=False)
+    return clean(f"{header.state} {first}{where}", color=False)
 
 
 @click.command(cls=Verb)
@@ -123,7 +123,7 @@ def result(job_text: str, rank: int | None, as_json: bool) -> int:
     if not status.phase.is_final:
         raise WaitTimeout(
             f"{job.id} is still {status.phase.value}",
-            hint=f"windlass wait {job.id} && windlass result {job.id}",
+            hint=f"run `windlass wait {job.id} && windlass result {job.id}`",
         )
     if rank is not None and not 0 <= rank < status.num_ranks:
         raise SpecError(

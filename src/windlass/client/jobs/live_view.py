@@ -1,6 +1,6 @@
 """Live view of a job: the output of its ranks and, on a terminal, a status line, until the job ends.
 
-Lines of the ranks' stdout go to stdout, and everything else to stderr. No meaning depends on colour. `follow`
+Lines of the ranks' stdout go to stdout, and everything else to stderr. No meaning depends on color. `follow`
 holds the job's lease while it runs. The first Ctrl-C asks the job to stop and prints a message. The second
 one kills it. If this process ends in any other way, the lease ends the job.
 """
@@ -24,7 +24,7 @@ from windlass.client.terminal import (
     paint,
     render_line,
     render_seconds,
-    wants_colour,
+    wants_color,
     wrap_advice,
 )
 from windlass.waiting import wait_until
@@ -107,14 +107,14 @@ class LiveView:
 
     def _print(self, line: LogLine) -> None:
         stream = self._out if line.stream == "stdout" else self._messages
-        colour = wants_colour(stream)
+        color = wants_color(stream)
         self._erase()
-        stream.write(render_line(line, colour=colour) + "\n")
+        stream.write(render_line(line, color=color) + "\n")
         stream.flush()
 
     def say(self, text: str) -> None:
         self._erase()
-        self._messages.write(f"{clean(text, colour=False)}\n")
+        self._messages.write(f"{clean(text, color=False)}\n")
         self._messages.flush()
 
     def interrupted(self, *, now: bool) -> None:
@@ -124,7 +124,9 @@ class LiveView:
         # the status may still show a rank as pending that has just started
         ranks = self._status.ranks if self._status else ()
         num_left = sum(rank.state in NOT_ENDED for rank in ranks)
-        self.say(f"windlass: stopping {count_noun(num_left, 'rank')}; Ctrl-C again to kill them now")
+        self.say(
+            f"windlass: stopping {count_noun(num_left, 'rank')}; Ctrl-C again to kill them now"
+        )
 
     def close(self) -> None:
         self._erase()
@@ -162,7 +164,7 @@ class LiveView:
         text = one_line(line)
         if len(text) > width:  # leave out the bar, so that the numbers fit
             text = _cut_parts(re.sub("[━─]+ ", "", text), width)
-        self._messages.write(f"\r\x1b[2K{paint(text, 2, colour=wants_colour(self._messages))}")
+        self._messages.write(f"\r\x1b[2K{paint(text, 2, color=wants_color(self._messages))}")
         self._messages.flush()
         self._drawn = True
 
@@ -174,7 +176,7 @@ class LiveView:
             for _, line in sorted(self._bars.items())
             if line.attempt == status.attempt and line.attempt not in failed
         ]
-        return clean(bars[0].text, colour=False).strip() if bars else ""
+        return clean(bars[0].text, color=False).strip() if bars else ""
 
     def _erase(self) -> None:
         if self._drawn:

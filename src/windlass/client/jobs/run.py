@@ -26,7 +26,7 @@ from windlass.client.jobs.target import WorkTarget, import_paths, read_in_image,
 from windlass.client.keywords import JOB, show_keywords
 from windlass.engines.engine_table import as_engine, has_pods, make_renderer
 from windlass.engines.protocol import Renderer, check_capabilities
-from windlass.errors import SpecError
+from windlass.errors import SpecError, count_noun
 from windlass.frameworks.framework import Framework, choose_framework, load_framework
 from windlass.near_names import did_you_mean
 from windlass.plan.plan import Plan, make_plan
@@ -68,7 +68,7 @@ class Prepared:
     payload: bytes | None
     settings: Settings
     bundle: Path | None = None
-    notes: tuple[str, ...] = ()  # deviations from the usual behaviour, with reasons
+    notes: tuple[str, ...] = ()  # deviations from the usual behavior, with reasons
 
     def start(self, *, hidden: Mapping[str, str] | None = None) -> Job:
         """Start the job. `hidden` are variables for ranks that the plan does not show."""
@@ -100,7 +100,7 @@ def run(
     from windlass.client.terminal import say
 
     prepared = prepare_job(target, args, kwargs, detach=False, flags=settings)
-    check_honoured(prepared)
+    check_honored(prepared)
     for note in () if quiet else prepared.notes:
         say(note)
     view = QuietView() if quiet else LiveView()
@@ -129,7 +129,7 @@ def submit(
     from windlass.client.terminal import say
 
     prepared = prepare_job(target, args, kwargs, detach=True, flags=settings)
-    check_honoured(prepared)
+    check_honored(prepared)
     for note in describe_pretence(prepared.settings):
         say(note)
     return prepared.start()
@@ -197,7 +197,7 @@ def _check_arguments(
         )
 
 
-def check_honoured(prepared: Prepared) -> None:
+def check_honored(prepared: Prepared) -> None:
     """Reject a setting of pods that was given for this job, on an engine without pods.
 
     Settings in files and variables also apply to jobs on a cluster, so they are not an error.
@@ -205,10 +205,10 @@ def check_honoured(prepared: Prepared) -> None:
     if "pods" in prepared.engine.can:
         return
     settings = prepared.settings
-    honoured = ("in_image", *(("cpus", "memory") if prepared.plan.sizes is not None else ()))
+    honored = ("in_image", *(("cpus", "memory") if prepared.plan.sizes is not None else ()))
     for setting in BY_NAME.values():
         is_given = settings.origin(setting.name).startswith("flag")
-        if setting.group in POD_GROUPS and is_given and setting.name not in honoured:
+        if setting.group in POD_GROUPS and is_given and setting.name not in honored:
             raise SpecError(
                 f"{setting.flag} is for pods, but the engine {prepared.engine.name} has none",
                 hint="remove it, or choose a cluster: -e kubernetes; in windlass.toml it applies to "
@@ -302,7 +302,9 @@ def describe_pretence(settings: Settings) -> tuple[str, ...]:
     """Return the note on GPUs that are requested but not used."""
     if not (settings.pretend_gpus and settings.gpus):
         return ()
-    return (f"pretend_gpus: ranks use the CPU in place of {settings.gpus} GPU(s) per node",)
+    return (
+        f"pretend_gpus: ranks use the CPU in place of {count_noun(settings.gpus, 'GPU')} per node",
+    )
 
 
 def _describe_procs(asked: int | None, spec: JobSpec) -> tuple[str, ...]:

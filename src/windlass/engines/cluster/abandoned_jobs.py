@@ -37,7 +37,7 @@ def list_main(api: Api, dialect: Dialect) -> list[dict[str, Any]]:
 
 
 def may_be_live_compute(dialect: Dialect, body: Object) -> bool:
-    """Return whether the object is labelled as a compute and has not ended."""
+    """Return whether the object is labeled as a compute and has not ended."""
     work = annotations_of(body).get(names.ANNOTATION_WORK)
     return work == Calls().label and dialect.read_end(body) is None
 

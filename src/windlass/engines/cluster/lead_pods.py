@@ -1,8 +1,8 @@
 """Search for a job's lead among the pods that may be its node 0.
 
 A user who may write pods can give a pod any labels and owner, but only node 0 has the job's key.
-All candidates are therefore dialled concurrently, and the one that proves by TLS that it has the key
-is the lead. A pod that fails the job's TLS is logged once and never dialled again. A pod that does
+All candidates are therefore dialed concurrently, and the one that proves by TLS that it has the key
+is the lead. A pod that fails the job's TLS is logged once and never dialed again. A pod that does
 not answer causes no delay.
 """
 
@@ -22,7 +22,7 @@ from windlass.kube.objects.fields import Object, container_of, name_of, uid_of
 
 logger = logging.getLogger(__name__)
 
-_HEAD_START_S = 0.3  # for the pods that are dialled first
+_HEAD_START_S = 0.3  # for the pods that are dialed first
 _MAX_DIALS = 16  # concurrent connection attempts
 # OpenSSL's codes for "not yet valid" and "expired", which it reports only for certificates of our own CA.
 _CLOCK_ERRORS = (9, 10)

@@ -46,7 +46,7 @@ _OPERATORS_OWN = (
     *("PYTHONUNBUFFERED", names.PET_NNODES, names.PET_NPROC_PER_NODE, names.PET_RDZV_ENDPOINT),
     *("PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_RDZV_CONF", "PET_MAX_RESTARTS", "PET_STANDALONE"),
 )
-_MISSPELT = "nProcPerNode"
+_MISSPELLED = "nProcPerNode"
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _KUEUE_PREFIX = "pytorchjob-"  # prefix of the names of its Workloads
 
@@ -128,7 +128,7 @@ def index_among(job: Object, pod: Object) -> int | None:
     return index if index is None else index + is_after_master
 
 
-def find_misspelt(job: Object) -> str:
+def find_misspelled(job: Object) -> str:
     """Return a warning about `nProcPerNode`, which guides write instead of `nprocPerNode`.
 
     The API server drops it, but the annotation of `kubectl apply` still contains it.
@@ -137,12 +137,12 @@ def find_misspelt(job: Object) -> str:
         applied = json.loads(annotations_of(job).get(_APPLIED, "{}"))
     except ValueError:
         return ""
-    wanted = (applied.get("spec") or {}).get(_MISSPELT)
+    wanted = (applied.get("spec") or {}).get(_MISSPELLED)
     actual = job.get("spec", {}).get("nprocPerNode") or "auto"
     if wanted is None or str(wanted) == actual:
         return ""
     return (
-        f"{_MISSPELT}: {wanted} in its file has no effect, and nprocPerNode is {actual}; "
+        f"{_MISSPELLED}: {wanted} in its file has no effect, and nprocPerNode is {actual}; "
         f'write nprocPerNode: "{wanted}"'
     )
 
@@ -174,6 +174,6 @@ PYTORCHJOB = Dialect(
     adoption=Adoption(
         pod_labels=lambda name: {LABEL_JOB_NAME: name},
         index_of=index_among,
-        find_slip=find_misspelt,
+        find_slip=find_misspelled,
     ),
 )

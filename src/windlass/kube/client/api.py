@@ -30,7 +30,7 @@ _PAGE = 250
 _FORWARD_S = 10.0
 _LOG_S = 60.0
 _NUM_LISTS = 3
-# Reject misspelt fields, which the server would otherwise drop.
+# Reject misspelled fields, which the server would otherwise drop.
 _STRICT = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 
 

@@ -4,7 +4,7 @@ Values that are summed together share a scale: a row of the left side, or a colu
 outlier therefore affects one row. Inputs and outputs are bfloat16, and weights keep their dtype. The head is
 not computed in float8. Values kept for the backward pass are already in float8.
 
-A matrix is quantised twice: with a scale for each row, and transposed with a scale for each column. The first
+A matrix is quantized twice: with a scale for each row, and transposed with a scale for each column. The first
 feeds the matmul over its columns and the second the one over its rows. Float8 matmuls need both sides
 contiguous along the summed dimension. On a GPU, two small Triton kernels read the matrix twice, to measure it
 and to write both results. The kernel that torch.compile generates for the transposed matrix takes three times
@@ -31,34 +31,34 @@ _MULTIPLE = 16  # both sizes of a layer must be multiples of it
 _CAPABILITY = (8, 9)
 
 
-class Quantised(NamedTuple):
+class Quantized(NamedTuple):
     """Matrix (rows, columns) in float8, and the factor of each row."""
 
     values: Tensor  # (rows, columns)
     scales: Tensor  # (rows,), float32
 
 
-def quantise(x: Tensor) -> Quantised:
-    """Quantise a matrix with a scale per row. When compiled, this fuses into the op that makes the matrix."""
+def quantize(x: Tensor) -> Quantized:
+    """Quantize a matrix with a scale per row. When compiled, this fuses into the op that makes the matrix."""
     largest = x.abs().amax(dim=1, keepdim=True).float().clamp(min=SMALLEST)
     values = (x.float() * (LARGEST / largest)).clamp(-LARGEST, LARGEST)
-    return Quantised(values.to(DTYPE), (largest / LARGEST)[:, 0])
+    return Quantized(values.to(DTYPE), (largest / LARGEST)[:, 0])
 
 
-def quantise_both(x: Tensor) -> tuple[Quantised, Quantised]:
-    """Quantise a matrix with a scale per row, and its transpose likewise."""
+def quantize_both(x: Tensor) -> tuple[Quantized, Quantized]:
+    """Quantize a matrix with a scale per row, and its transpose likewise."""
     if not can_launch(x):
-        return quantise(x), quantise(x.t().contiguous())
-    values, scales, transposed, column_scales = _quantise_both(x.contiguous())
-    return Quantised(values, scales), Quantised(transposed, column_scales)
+        return quantize(x), quantize(x.t().contiguous())
+    values, scales, transposed, column_scales = _quantize_both(x.contiguous())
+    return Quantized(values, scales), Quantized(transposed, column_scales)
 
 
 @torch.library.custom_op(
-    "windlass::quantise_both",
+    "windlass::quantize_both",
     mutates_args=(),
     schema="(Tensor x) -> (Tensor, Tensor, Tensor, Tensor)",
 )
-def _quantise_both(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _quantize_both(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, columns = x.shape
     largest = x.new_zeros(rows + columns, dtype=torch.float32)
     by_row, by_column = largest[:rows], largest[rows:]
@@ -81,7 +81,7 @@ def _quantise_both(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return values, scales, transposed, column_scales
 
 
-@_quantise_both.register_fake
+@_quantize_both.register_fake
 def _(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, columns = x.shape
     return (
@@ -188,8 +188,8 @@ def fp8_linear(x: Tensor, weight: Tensor) -> Tensor:
 class _Fp8Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        by_token, by_input = quantise_both(x)
-        by_output, transposed_weight = quantise_both(weight)
+        by_token, by_input = quantize_both(x)
+        by_output, transposed_weight = quantize_both(weight)
         ctx.save_for_backward(*by_input, *transposed_weight)
         return _multiply(by_token, by_output, x.dtype)
 
@@ -197,11 +197,11 @@ class _Fp8Linear(torch.autograd.Function):
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, Tensor | None]:
         (gradient,) = outer
         by_input, transposed_weight = (
-            Quantised(*ctx.saved_tensors[:2]),
-            Quantised(*ctx.saved_tensors[2:]),
+            Quantized(*ctx.saved_tensors[:2]),
+            Quantized(*ctx.saved_tensors[2:]),
         )
         needs_x, needs_weight = ctx.needs_input_grad
-        by_token, by_output = quantise_both(gradient)
+        by_token, by_output = quantize_both(gradient)
         return (
             _multiply(by_token, transposed_weight, gradient.dtype) if needs_x else None,
             _multiply(by_output, by_input, gradient.dtype) if needs_weight else None,
@@ -210,10 +210,10 @@ class _Fp8Linear(torch.autograd.Function):
 
 def fp8_matmul(left: Tensor, right: Tensor) -> Tensor:
     """Return `left @ right` in float8, without gradients."""
-    return _multiply(quantise(left.contiguous()), quantise(right.t().contiguous()), left.dtype)
+    return _multiply(quantize(left.contiguous()), quantize(right.t().contiguous()), left.dtype)
 
 
-def _multiply(left: Quantised, right: Quantised, dtype: torch.dtype) -> Tensor:
+def _multiply(left: Quantized, right: Quantized, dtype: torch.dtype) -> Tensor:
     """Return `left @ right.T` of float8 matrices."""
     product: Tensor = torch._scaled_mm(  # noqa: SLF001 - torch 2.6 has no public function
         left.values,

@@ -167,7 +167,7 @@ class Places:
 
 
 class RMSNorm(nn.Module):
-    """Root mean square normalisation, in float32."""
+    """Root mean square normalization, in float32."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()

@@ -80,7 +80,7 @@ def find_difference(config: Mapping[str, Any]) -> str:
     if architecture.startswith("Mistral") and "sliding_window" not in config:
         return "it has a sliding_window by default"
     if config.get("quantization_config"):
-        return "its weights are quantised"
+        return "its weights are quantized"
     kind = _rope_of(config).get("rope_type", "default")
     return "" if kind in ("default", "llama3") else f"its positions are scaled by {kind!r}"
 

@@ -134,7 +134,7 @@ class LlmTrainer(TorchTrainer):
             self.validation_dataset = self._make_rows(tokenizer, self.options.val_file)
         super().create_dataloaders()
         # the meters count tokens without padding
-        tokens = round(self.options.length * self.train_dataset.report.utilisation)
+        tokens = round(self.options.length * self.train_dataset.report.utilization)
         self.options = dataclasses.replace(self.options, tokens_per_sample=max(1, tokens))
 
     def _make_rows(self, tokenizer: Any, file: str) -> PackedTokens:
@@ -281,7 +281,7 @@ def explain_out_of_memory(options: LlmOptions) -> Iterator[None]:
         )
         raise EngineError(
             f"the GPU ran out of memory{': ' if numbers else ''}{numbers}",
-            hint=f"options that need less: {suggest_smaller(options)}",
+            hint=f"options that use less memory: {suggest_smaller(options)}",
         ) from error
 
 

@@ -139,7 +139,7 @@ def _download_model(model: str, *, is_offline: bool) -> Path:
         cause = str(error).strip().partition("\n")[0]
         raise SpecError(
             f"cannot download the model {model}: {cause or type(error).__name__}",
-            hint=f"for a gated model, set {TOKEN} and accept its licence on the hub; "
+            hint=f"for a gated model, set {TOKEN} and accept its license on the hub; "
             "without network access, pass --model-local-dir FOLDER --local-files-only",
         ) from error
 

@@ -63,7 +63,7 @@ class Commit:
     manifest: CheckpointManifest  # `commit` fills in its files and number
     metadata: Metadata
     keep: int
-    damaged: frozenset[int]  # steps whose checkpoints do not count towards `keep`
+    damaged: frozenset[int]  # steps whose checkpoints do not count toward `keep`
     leftovers: frozenset[str]  # folders of failed saves, where folders cannot be renamed
     token: str  # of the training that owns the run
     timeout_s: float  # how long to wait for the other ranks' shares

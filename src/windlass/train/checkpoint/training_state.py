@@ -5,7 +5,7 @@ names of the parameters. Other objects contribute what their `state_dict` return
 tensor is stored beside them in one JSON entry per object. Loading therefore works before the state exists.
 This module reads no files and does not communicate with other ranks.
 
-Some tensors are made of other tensors, such as the quantised moments of an 8-bit optimizer. Their parts are
+Some tensors are made of other tensors, such as the quantized moments of an 8-bit optimizer. Their parts are
 saved unchanged. Saving the values that they represent would take more space and round differently.
 Sharded tensors (DTensor) are not split, because torch handles them itself.
 
@@ -297,7 +297,7 @@ def _restore_optimizer(
     if missing := sorted(numbers.keys() - group_of.keys()):
         raise SpecError(
             f"the checkpoint's optimizer does not contain {', '.join(missing[:3])}",
-            hint="load with the optimizer that was saved, or leave it out of the state",
+            hint="load with the optimizer that was saved, or omit it from the state",
         )
     ours, theirs = optimizer.param_groups[0].keys(), saved["param_groups"][0].keys()
     if ours - theirs and theirs - ours:  # torch versions only add or only remove settings

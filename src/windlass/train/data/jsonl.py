@@ -1,6 +1,6 @@
 """Rows of JSONL files, which are memory-mapped. Only the starts of their lines are kept in memory.
 
-`JsonlRows` is a map dataset. `read_kind` returns whether a row has a text or messages for language modelling.
+`JsonlRows` is a map dataset. `read_kind` returns whether a row has a text or messages for language modeling.
 Errors name the file and the line. Called by users and by token_cache. This module does not tokenize.
 """
 
@@ -122,7 +122,7 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> tuple[Path, ...]:
 
 
 def read_kind(row: dict[str, Any], where: Callable[[], str]) -> str:
-    """Return the kind of a row for language modelling, "text" or "messages"."""
+    """Return the kind of a row for language modeling, "text" or "messages"."""
     for kind, type_ in (("messages", list), ("text", str)):
         if isinstance(row.get(kind), type_):
             return kind

@@ -119,7 +119,7 @@ def _describe_code(code: CodeType) -> str:
 def _unknown(name: str, why: str) -> SpecError:
     return SpecError(
         f"cannot determine whether {name} is the tokenizer of cached tokens: {why}",
-        hint='give it a name such as tokenizer_key="my-tokenizer-1", and change the name with the tokenizer',
+        hint='pass a name such as tokenizer_key="my-tokenizer-1", and change it when the tokenizer changes',
     )
 
 

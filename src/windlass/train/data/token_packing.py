@@ -33,13 +33,13 @@ class PackReport:
     num_packs: int
     num_split: int  # number of documents longer than a row
     num_pieces: int  # number of whole documents, and of pieces of split ones
-    utilisation: float  # share of places with a token, from 0 to 1
+    utilization: float  # share of places with a token, from 0 to 1
     dropped_tokens: int = 0
 
     def __str__(self) -> str:
         return (
             f"{self.num_documents} documents, {self.num_tokens} tokens in {self.num_packs} rows, "
-            f"{self.utilisation:.1%} used, {self.num_split} documents split, "
+            f"{self.utilization:.1%} used, {self.num_split} documents split, "
             f"{self.dropped_tokens} tokens dropped"
         )
 
@@ -78,7 +78,8 @@ def make_packs(lengths: Sequence[int], length: int, *, is_packed: bool = True) -
             starts.append(start)
             sizes.append(min(length, total - start))
     if not sizes:
-        raise SpecError("the data files contain no tokens",
+        raise SpecError(
+            "the data files contain no tokens",
             hint="check the paths and the contents of the data files",
         )
     rows = _fit(sizes, length) if is_packed else [[number] for number in range(len(sizes))]
@@ -89,7 +90,7 @@ def make_packs(lengths: Sequence[int], length: int, *, is_packed: bool = True) -
         num_packs=len(rows),
         num_split=sum(total > length for total in lengths),
         num_pieces=len(sizes),
-        utilisation=num_tokens / (len(rows) * length),
+        utilization=num_tokens / (len(rows) * length),
     )
     numbers = [number for row in rows for number in row]
     ends = array("q")

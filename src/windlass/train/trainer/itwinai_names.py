@@ -54,7 +54,7 @@ SETTINGS = {
     "checkpoints_location": "out",
 }
 PER_RANK = "batch_size"  # a separate setting, converted to batch
-NO_EFFECT: Mapping[str, tuple[Any, ...]] = {  # values that match the behaviour here
+NO_EFFECT: Mapping[str, tuple[Any, ...]] = {  # values that match the behavior here
     "disable_tqdm": (True, False),
     "pin_gpu_memory": (True, False),  # memory is pinned for GPUs
     "shuffle_validation": (False,),
@@ -155,7 +155,7 @@ _ALWAYS_NONE = ("logger", "profiler")
 
 
 def translate(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings under our names. Raise for those of itwinai that cannot be honoured."""
+    """Return settings under our names. Raise for those of itwinai that cannot be honored."""
     translated: dict[str, Any] = {}
     for key, value in values.items():
         if value in NO_EFFECT.get(key, ()):
@@ -260,7 +260,7 @@ class Strategy:
         """Return the parts unchanged. The trainer lays the model out later, with these DDP options."""
         if "config_params" in options or "compression" in options:
             raise SpecError(
-                "options of DeepSpeed and Horovod cannot be given to strategy.distributed here",
+                "options of DeepSpeed and Horovod are not supported by strategy.distributed",
                 hint='use strategy="deepspeed" and zero_stage, or ddp or fsdp',
             )
         self._trainer.ddp_options = {**self._trainer.ddp_options, **options}

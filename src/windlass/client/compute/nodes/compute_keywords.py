@@ -22,7 +22,7 @@ _LISTS = ("secrets", "volumes", "tolerations")
 _TEXTS = ("gpu_type", "namespace", "priority_class", "service_account", "queue", "working_dir")
 _MORE_TEXTS = ("name", "engine", "root")
 # keyword of a compute -> name of the setting
-_SPELT = {"launch_timeout": "join_timeout_s", "pod_patch": "patch"}
+_SPELLED = {"launch_timeout": "join_timeout_s", "pod_patch": "patch"}
 _NOT_FLAGS = ("working_dir", "root", "image", "volumes", "secrets")  # read elsewhere
 KEYWORDS = frozenset(keyword.name for keyword in APP)
 
@@ -108,5 +108,5 @@ def check_app_keywords(what: str, given: Mapping[str, Any], *, own: tuple[str, .
 def make_setting_flags(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that correspond to the keywords."""
     return {
-        _SPELT.get(name, name): value for name, value in given.items() if name not in _NOT_FLAGS
+        _SPELLED.get(name, name): value for name, value in given.items() if name not in _NOT_FLAGS
     }
