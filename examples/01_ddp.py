@@ -46,11 +46,13 @@ def main() -> None:
 
     points, arms = data.tensors
     guesses = model(points).detach()
-    right = (guesses.argmax(dim=1) == arms).float().mean().item()
+    accuracy = (guesses.argmax(dim=1) == arms).float().mean().item()
     if dist.get_rank() == 0:
-        print(f"final loss {nn.functional.cross_entropy(guesses, arms):.4f}, {right:.1%} right")
-    if right < 0.95:
-        raise RuntimeError(f"did not converge: only {right:.1%} of the points right")
+        print(
+            f"final loss {nn.functional.cross_entropy(guesses, arms):.4f}, {accuracy:.1%} accuracy"
+        )
+    if accuracy < 0.95:
+        raise RuntimeError(f"did not converge: accuracy is only {accuracy:.1%}")
     dist.destroy_process_group()
 
 

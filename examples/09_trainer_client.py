@@ -52,5 +52,5 @@ if __name__ == "__main__":
     job = client.create_job(name="fashion-mnist", train_func=train, num_workers=2, **settings)
     client.stream_logs(job.name)
     (accuracy, first), *_ = job.results()
-    print(f"{client.get_job_status(job.name)}: {accuracy:.0%} right, the first is a {first}")
+    print(f"{client.get_job_status(job.name)}: {accuracy:.0%} accuracy, the first is a {first}")
     client.delete_job(job.name)

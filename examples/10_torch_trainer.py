@@ -54,5 +54,5 @@ if __name__ == "__main__":
             result = wl.run(train, (f"{folder}/{run}", stop_at), procs=procs, quiet=True)[0]
             print(
                 f"{run:5}  {procs} ranks, steps {result.resumed_from or 0} to {result.step}:"
-                f" loss {result.loss:.4f}, {result.validation['accuracy']:.1%} right"
+                f" loss {result.loss:.4f}, {result.validation['accuracy']:.1%} accuracy"
             )

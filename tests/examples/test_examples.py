@@ -31,7 +31,7 @@ def run(tmp_path, monkeypatch):
 
 def test_ddp_under_windlass(run):
     out = run(*WINDLASS, "run", "examples/01_ddp.py", "--nodes", "2", "--procs", "2")
-    assert re.search(r"final loss 0\.\d+, \d+\.\d% right", out), out
+    assert re.search(r"final loss 0\.\d+, \d+\.\d% accuracy", out), out
 
 
 def test_ddp_unchanged_under_torchrun(run):
@@ -94,7 +94,7 @@ def test_notebook(run, monkeypatch):
 def test_app(run, monkeypatch):
     monkeypatch.setenv("WINDLASS_ENGINE", "local")
     out = run(sys.executable, "examples/06_app.py")
-    assert re.search(r"\A\[node 0\] final loss 0\.\d+, .* right\nthe app succeeded\n", out), out
+    assert re.search(r"\A\[node 0\] final loss 0\.\d+, .* accuracy\nthe app succeeded\n", out), out
 
 
 def test_decorators(run, monkeypatch):
@@ -113,14 +113,14 @@ def test_trainer_client(run, monkeypatch):
     assert (
         len(re.findall(r"^\[\d/\d\] epoch \d: loss \d\.\d+ on rank \d$", out, re.MULTILINE)) == 6
     ), out
-    assert re.search(r"^Succeeded: \d+% right, the first is a T-shirt$", out, re.MULTILINE), out
+    assert re.search(r"^Succeeded: \d+% accuracy, the first is a T-shirt$", out, re.MULTILINE), out
 
 
 def test_torch_trainer(run, monkeypatch):
     monkeypatch.setenv("WINDLASS_ENGINE", "local")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     whole, _, resumed = run(sys.executable, "examples/10_torch_trainer.py").splitlines()
-    assert re.fullmatch(r"whole  1 ranks, steps 0 to 240: loss 0\.\d+, \d+\.\d% right", whole)
+    assert re.fullmatch(r"whole  1 ranks, steps 0 to 240: loss 0\.\d+, \d+\.\d% accuracy", whole)
     assert re.match(r"cut    1 ranks, steps 1\d\d to 240: ", resumed)
     assert resumed.partition(": ")[2] == whole.partition(": ")[2]
 

@@ -1,7 +1,7 @@
 """Names of itwinai's TorchTrainer that mean the same here, and names that are refused with a hint.
 
 The trainer reads them, and `trainer_options` before torch is imported. A test compares the tables with those
-in docs/coming-from/itwinai.md. The names are those of itwinai 0.4.2.
+in docs/guides/from-itwinai.md. The names are those of itwinai 0.4.2.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ METHODS = {
     "validation_step": "the same",
     "test_step": "the same; validation_step unless overridden",
     "compute_metrics": "the same; returns values, which the caller returns to be logged",
-    "set_epoch": "the same; steps self.lr_scheduler at each epoch's start",
+    "set_epoch": "the same; steps self.lr_scheduler at the start of each epoch",
     "execute": "the same arguments; returns a TrainResult",
 }
 REFUSED_METHODS = {
-    "train": "the trainer's loop runs the steps; on_start and on_end of a callback surround it",
+    "train": "the trainer's loop runs the steps; use a callback's on_start and on_end",
     "train_epoch": "the trainer's loop runs the steps; override train_step or set_epoch, "
     "or write a callback",
     "validation_epoch": "override validation_step, or complete_metrics for metrics of all batches",
-    "test_epoch": "override test_step, and give execute() a test dataset",
-    "save_checkpoint": "the trainer saves by itself; checkpoint_every and keep control when",
-    "load_checkpoint": "the trainer resumes by itself: give the same out and run",
-    "log": "call self.log() for metrics; a tracker of your own (trackers=) receives all of them",
-    "ray_report": "Ray Tune is not supported; a callback's on_validation gets the metrics",
+    "test_epoch": "override test_step, and pass a test dataset to execute()",
+    "save_checkpoint": "the trainer saves automatically; see checkpoint_every and keep",
+    "load_checkpoint": "the trainer resumes automatically; use the same out and run",
+    "log": "call self.log() for metrics; a custom tracker (trackers=) receives all of them",
+    "ray_report": "not supported (Ray Tune); a callback's on_validation receives the metrics",
     "get_default_distributed_kwargs": "set ddp_options on the class",
 }
 
@@ -84,33 +84,33 @@ NO_EFFECT: Mapping[str, tuple[Any, ...]] = {  # values that match the behavior h
     "gradient_predivide_factor": (1.0,),
 }
 _PROFILER = "use torch.profiler in a callback; `windlass report` shows step times and memory"
-_RAY = "Ray Tune is not supported: start a run for each trial"
-_HOROVOD = "Horovod is not supported; ddp and fsdp are"
+_RAY = "not supported (Ray Tune); start one run per trial"
+_HOROVOD = "not supported (Horovod); use ddp or fsdp"
 _OPTIMIZER = (
-    "give optimizer= a function, such as lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)"
+    "pass a function as optimizer=, such as lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)"
 )
 REFUSED_SETTINGS = {
     "shuffle_validation": "validation reads every sample once, in the dataset's order",
-    "shuffle_test": "the test data are read once, in their own order",
+    "shuffle_test": "the test data is read once, in its original order",
     "optim_momentum": _OPTIMIZER,
     "optim_betas": _OPTIMIZER,
-    "optim_weight_decay": "weight_decay excludes biases and norms; give optimizer= a function",
-    "lr_scheduler": "set self.lr_scheduler in create_model_loss_optimizer, or give scheduler=",
-    "lr_scheduler_step_size": "make the scheduler in create_model_loss_optimizer",
-    "lr_scheduler_gamma": "make the scheduler in create_model_loss_optimizer",
-    "dist_backend": "gloo on CPUs and NCCL on GPUs are chosen; get_context(backend=) sets another",
-    "test_every": "give test data to execute(), or call evaluate()",
-    "logger": "give trackers, such as ('mlflow',)",
-    "name": "run names a run",
-    "from_checkpoint": "a run resumes its newest checkpoint: give the same out and run",
-    "initial_best_validation_metric": 'give best="min" or "max", and best_metric',
+    "optim_weight_decay": "weight_decay excludes biases and norms; pass a function as optimizer=",
+    "lr_scheduler": "set self.lr_scheduler in create_model_loss_optimizer, or pass scheduler=",
+    "lr_scheduler_step_size": "create the scheduler in create_model_loss_optimizer",
+    "lr_scheduler_gamma": "create the scheduler in create_model_loss_optimizer",
+    "dist_backend": "chosen automatically (gloo or NCCL); override with get_context(backend=)",
+    "test_every": "pass test data to execute(), or call evaluate()",
+    "logger": "pass trackers, such as ('mlflow',)",
+    "name": "use run to name a run",
+    "from_checkpoint": "a run resumes automatically; use the same out and run",
+    "initial_best_validation_metric": 'pass best="min" or "max", and best_metric',
     "profiling_wait_epochs": _PROFILER,
     "profiling_warmup_epochs": _PROFILER,
     "measure_gpu_data": _PROFILER,
     "enable_torch_profiling": _PROFILER,
     "store_torch_profiling_traces": _PROFILER,
-    "measure_epoch_time": "metrics.jsonl has the time of the steps (elapsed_s)",
-    "ray_scaling_config": "windlass run --nodes and --procs set the number of ranks",
+    "measure_epoch_time": "metrics.jsonl contains the time of the steps (elapsed_s)",
+    "ray_scaling_config": "`windlass run --nodes` and `--procs` set the number of ranks",
     "ray_tune_config": _RAY,
     "ray_run_config": _RAY,
     "ray_search_space": _RAY,
@@ -124,9 +124,9 @@ REFUSED_SETTINGS = {
 
 # Attributes to read.
 ATTRIBUTES = {
-    "config": "the settings; itwinai's names of settings work too",
+    "config": "the settings; itwinai's setting names also work",
     "device": "the same",
-    "strategy": "ranks, barrier, gather and broadcast; distributed() leaves the model to the trainer",
+    "strategy": "ranks, barrier, gather and broadcast; distributed() does not wrap the model",
     "model": "the same",
     "loss": "the same",
     "optimizer": "the same",
@@ -146,10 +146,10 @@ ATTRIBUTES = {
     "profiler": "None",
 }
 REFUSED_ATTRIBUTES = {
-    "validation_glob_step": "validations are numbered by progress.step",
-    "test_glob_step": "test data are read once, after the training",
-    "checkpoints_location": "parts.folder is where the run's files are",
-    "mlflow_train_run_id": "parts.trackers.run_ids has it",
+    "validation_glob_step": "use progress.step, which numbers validations",
+    "test_glob_step": "test data is read once, after training",
+    "checkpoints_location": "use parts.folder",
+    "mlflow_train_run_id": "use parts.trackers.run_ids",
 }
 _ALWAYS_NONE = ("logger", "profiler")
 
