@@ -85,7 +85,9 @@ LABEL_FIRST_INDEX = "windlass.dev/first-index"  # set if the object's first pod 
 LABEL_MAIN = "windlass.dev/main"  # UID of the main object, if another object owns the pods
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 ANNOTATION_VERSION = "windlass.dev/version"
-ANNOTATION_SUBMIT = "windlass.dev/submit"  # identifies the submit that made an incomplete object
+ANNOTATION_SUBMIT = (
+    "windlass.dev/submit"  # identifies the submission that created an incomplete object
+)
 ANNOTATION_WORK = "windlass.dev/work"
 # Unix time until which a compute that has not started is kept.
 ANNOTATION_KEEP_PLACE = "windlass.dev/keep-place-until"
@@ -134,9 +136,9 @@ FILES_FOLDER = "/windlass/job/files"
 POD_OUT = "/out"  # output folder of ranks, if pods mount a volume there
 AGENT_FILE = "agent.pyz"
 TRAIN_FILE = "train.pyz"
-CLIENT_FILES = ("client.key", "client.crt")  # in the Secret, but in no pod
+CLIENT_FILES = ("client.key", "client.crt")  # stored in the Secret, but mounted in no pod
 AGENT_PORT = 29400
-MONARCH_PORT = 26600  # of Monarch's workers in pods, where Monarch's clients expect them
+MONARCH_PORT = 26600  # port of Monarch's workers in pods, where Monarch's clients expect them
 POD_MASTER_PORT = 29500  # rendezvous port of ranks in pods, if it is free
 
 # Exit code of a pod's agent that was asked to stop: that of a process ended by SIGTERM.
@@ -185,7 +187,7 @@ REASON_ALL_RETURNED = "AllRanksReturned"
 REASON_START_FAILED = "StartFailed"
 REASON_FORK_SERVER_DIED = "ForkServerDied"
 REASON_FORK_UNSAFE = "ForkUnsafe"
-REASON_CLUSTER_NODE_LOST = "ClusterNodeLost"  # of a framework with processes on all nodes
+REASON_CLUSTER_NODE_LOST = "ClusterNodeLost"  # for frameworks with processes on all nodes
 REASON_CLUSTER_NOTE = "ClusterNote"
 REASON_PORT = "PortElsewhere"  # a well-known port of node 0 has moved: `port N`, and its address
 REASON_LOG_TRUNCATED = "LogTruncated"

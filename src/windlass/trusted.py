@@ -38,7 +38,7 @@ def make_private(path: str | os.PathLike[str], *, hint: str = "") -> None:
 
 
 def find_private_fault(path: str | os.PathLike[str]) -> str:
-    """Return why a folder inside a shared one is not private, or an empty text if it is."""
+    """Return why a folder inside a shared one is not private, or an empty string if it is."""
     place = os.fspath(path)
     try:
         info = os.lstat(place)
@@ -120,7 +120,7 @@ def _close(folder: str) -> None:
 
 
 def find_foreign_fault(path: str | os.PathLike[str], *, is_closed: bool = False) -> str:
-    """Return a fault if a path belongs to another user, or an empty text if this user or root owns it.
+    """Return a fault if a path belongs to another user, or an empty string if this user or root owns it.
 
     With `is_closed`, also refuse a path that other users may write to.
     """
@@ -132,7 +132,7 @@ def find_foreign_fault(path: str | os.PathLike[str], *, is_closed: bool = False)
 
 
 def find_owner_fault(file: int, path: str | os.PathLike[str]) -> str:
-    """Return a fault if an open file belongs to another user, else an empty text.
+    """Return a fault if an open file belongs to another user, else an empty string.
 
     Checks the open file itself, because its path may name another file by now.
     """
@@ -140,7 +140,7 @@ def find_owner_fault(file: int, path: str | os.PathLike[str]) -> str:
 
 
 def find_settings_fault(file: int, path: str | os.PathLike[str]) -> str:
-    """Return why an open settings file cannot be trusted, or an empty text if it can.
+    """Return why an open settings file cannot be trusted, or an empty string if it can.
 
     No other user may own the file or a link to it. It must also be a regular file, because a pipe or a
     device may never end.
@@ -152,7 +152,7 @@ def find_settings_fault(file: int, path: str | os.PathLike[str]) -> str:
 
 
 def find_file_fault(file: int, path: str | os.PathLike[str]) -> str:
-    """Return why an open file must not be executed, or an empty text.
+    """Return why an open file must not be executed, or an empty string.
 
     Other users must neither own it nor be allowed to write to it.
     """
@@ -185,7 +185,7 @@ def is_open_to_everybody(folder: str | os.PathLike[str]) -> bool:
 
 
 def find_peer_fault(connection: socket.socket) -> str:
-    """Return a fault if the peer of a Unix socket is another user's process, else an empty text.
+    """Return a fault if the peer of a Unix socket is another user's process, else an empty string.
 
     The text is also empty if the system does not report the peer's user.
     """

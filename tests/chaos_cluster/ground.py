@@ -1,4 +1,4 @@
-"""Setup of these tests: a namespace, the trainings submitted to it, and all objects in it.
+"""Setup of these tests: a namespace, the training jobs submitted to it, and all objects in it.
 
 Faults that any user of a cluster can cause are methods here. Those that take a machine away are in
 `testbed.py`. All waits have a deadline.

@@ -87,7 +87,7 @@ def make_weights(total: int, num_ranks: int) -> torch.Tensor:
     return weight.detach().flatten()
 
 
-# -- running trainings ---------------------------------------------------------------------------
+# -- training runs -------------------------------------------------------------------------------
 
 
 def wait_for_step(job: wl.Job, step: int, *, attempt: int = 0, timeout_s: float = WAIT_S) -> None:

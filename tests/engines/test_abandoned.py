@@ -83,7 +83,7 @@ def test_compute_that_may_not_be_removed_is_listed(tmp_path) -> None:
 
 
 def make_half_submitted(**asked: Any) -> dict[str, Any]:
-    """Return the Job of a submit that was interrupted before the job started."""
+    """Return the Job of a submission that was interrupted before the job started."""
     job = make_job(make_pod_plan(**asked), files=FILES.names, submit="a-mark")
     job["metadata"] |= {"uid": "u", "resourceVersion": "7"}
     job["metadata"]["creationTimestamp"] = "1970-01-01T00:00:00Z"

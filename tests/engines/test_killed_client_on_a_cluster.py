@@ -59,7 +59,7 @@ def test_objects_of_a_killed_client_are_listed_and_end(api: Api, engine: str, tm
     number, num_started = 0, 0
     while num_started < AFTER_START:
         number += 1
-        assert number < MOST, "a submit is complete"
+        assert number < MOST, "a submission is complete"
         is_up = _run_killed(number, engine, api.namespace, folder)
         num_started = len([body for body in _list_mains(api, dialect) if not _is_marked(body)])
         num_started = AFTER_START if is_up else num_started

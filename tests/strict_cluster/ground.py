@@ -1,6 +1,6 @@
 """Setup of these tests: strict and plain namespaces, and users in them who have only one Role.
 
-Everything is created with Windlass' own `Api` as the admin that KUBECONFIG names. Any cluster will do.
+Everything is created with Windlass's own `Api` as the admin that KUBECONFIG names. Any cluster will do.
 """
 
 from __future__ import annotations

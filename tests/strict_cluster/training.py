@@ -1,4 +1,4 @@
-"""Trainings of these tests, which only all-reduce. Copied into a project of its own."""
+"""Training programs of these tests, which only all-reduce. Copied into a project of its own."""
 
 from __future__ import annotations
 

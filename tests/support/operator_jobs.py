@@ -41,7 +41,7 @@ def use_dialect(
 ) -> Iterator[None]:
     """Use a dialect in an empty folder.
 
-    The project fits in the Secret that way, so a submit does not wait for a pod.
+    The project fits in the Secret that way, so a submission does not wait for a pod.
     """
     skip_where_missing(dialect, space)
     monkeypatch.chdir(folder)

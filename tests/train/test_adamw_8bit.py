@@ -20,7 +20,7 @@ needs_torchao = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def uncompiled():
-    """Disable compilation, which takes longer than all of these trainings."""
+    """Disable compilation, which takes longer than all of these training runs."""
     with torch.compiler.set_stance("force_eager"):
         yield
 

@@ -1,4 +1,4 @@
-"""Trainings whose ranks are killed at random steps, and which resume at the same and other world sizes.
+"""Training runs whose ranks are killed at random steps and that resume at the same and other world sizes.
 
 Every step of every attempt must have the samples of the uninterrupted run. At the same world size its loss
 must be equal bit for bit, and at another one within 1e-5.

@@ -1,4 +1,4 @@
-"""Lock of a run, which refuses two trainings at once, and its takeover from processes presumed dead."""
+"""Lock of a run, which prevents two trainers at once, and its takeover from processes presumed dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings by several ranks of one job, and records of each rank. Runs in the ranks."""
+"""Training runs with several ranks of one job, and records of each rank. Runs in the ranks."""
 
 from __future__ import annotations
 

@@ -28,16 +28,16 @@ class AgentContext:
     folder: JobFolder
     index: int
     run_dir: Path  # sockets of this node
-    place: Place  # where the lead listens, for node 0, or can be reached, for the others
+    place: Place  # place where node 0's lead listens, or where other nodes reach it
     is_pod: bool = False
-    address: str = ""  # where other nodes reach this one
+    address: str = ""  # address at which other nodes reach this one
     host: str = ""  # name of its machine
     pod: str = ""  # name of its pod, if any
     # differs between agents with the same index
     incarnation: str = field(default_factory=_draw_incarnation)
     given_by: str = ""  # lead that assigned its index (empty: no lead did)
     num_losses: int = 0  # number of earlier nodes with this index
-    successor: Place | None = None  # where node 0 can reach a lead that replaces it
+    successor: Place | None = None  # place where node 0 can reach a lead that replaces it
     limits: SilenceLimits = DEFAULT_LIMITS
 
     @property

@@ -169,7 +169,7 @@ class TargetCommand(Verb):
         return [*super().get_params(ctx), self._help_all]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if ctx.resilient_parsing:  # for completion, when the line is unfinished
+        if ctx.resilient_parsing:  # shell completion parses unfinished lines
             ctx.params["words"] = SplitWords()
             return super().parse_args(ctx, [])
         try:
@@ -212,7 +212,10 @@ class TargetCommand(Verb):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         lines = [
-            "Arguments after TARGET that are not Windlass flags, and everything after `--`, are passed to TARGET.",
+            (
+                "Arguments after TARGET that are not Windlass flags, and everything after `--`, "
+                "are passed to TARGET."
+            ),
             "TIME is a duration such as 90s, 5m, 1h30m or 2d. A number without a unit means seconds.",
         ]
         if not ctx.meta.get(_SHOWS_ALL, False):
@@ -328,7 +331,7 @@ def prepare_words(words: SplitWords, *, detach: bool, flags: Mapping[str, Any]) 
     if not words.target:
         raise SpecError(
             "nothing to run",
-            hint=f"run `windlass {_verb()} TARGET`, with train.py, train.py::function, -m module or any command",
+            hint=f"run `windlass {_verb()} TARGET`: train.py, train.py::function, -m module or any command",
         )
     cwd = current_folder()
     settings = read_settings(flags=flags, environ=os.environ, start=cwd)

@@ -65,7 +65,7 @@ def _is(name: str, kind: str, default: object, text: str) -> Keyword:
     return Keyword(name, kind, default, text)
 
 
-JOB = tuple(map(_make_keyword, SETTINGS))  # of run and submit
+JOB = tuple(map(_make_keyword, SETTINGS))  # keywords of run and submit
 
 # keywords of computes and apps that accept more than a setting does, or something else
 _OF_NODES = (

@@ -184,7 +184,7 @@ class LogEcho:
 
     def __init__(self, *, num_ranks: int, procs: int = 1) -> None:
         self._is_alone = num_ranks == 1
-        self._procs = procs  # on each node
+        self._procs = procs  # ranks on each node
         self._begun: dict[tuple[int, str], bytes] = {}  # lines that have not ended
 
     def show(self, rank: int, data: bytes) -> None:

@@ -85,7 +85,7 @@ class NodeCluster:
     meet: Callable[[], None]
     first: str  # display name of node 0's process
     other: str  # display name of the other nodes' processes
-    extra_nodes: int  # in addition to the requested workers
+    extra_nodes: int  # number of nodes besides the requested workers
     library: str  # the package whose version must match the client's
     # Port of node 0's process in pods (0: any). Other nodes can join a fixed port without waiting for it.
     pod_port: int = 0

@@ -21,7 +21,12 @@ FIRST_WITH_TOKENS = (2, 52)
 POD_PORT = 6379  # the head's port
 AGENT_PORT = 6382  # open on each node
 DASHBOARD_PORT = 8265
-_DASHBOARD_NEEDS = ("aiohttp", "aiohttp_cors", "grpc", "prometheus_client")  # from ray[default]
+_DASHBOARD_NEEDS = (
+    "aiohttp",
+    "aiohttp_cors",
+    "grpc",
+    "prometheus_client",
+)  # packages of ray[default]
 _SHM = "/dev/shm"  # noqa: S108 - Ray's object store
 _LEAST_STORE_BYTES = 80 << 20
 _POD_PORTS = (
@@ -37,7 +42,7 @@ _POD_HEAD = (
     *(f"--port={POD_PORT}", "--dashboard-host=0.0.0.0", f"--dashboard-port={DASHBOARD_PORT}"),
 )
 _CLIENT_PORT = 10001
-_CLIENT_NEEDS = "grpc"  # from ray[client], without which `ray start` rejects the port flag
+_CLIENT_NEEDS = "grpc"  # package of ray[client]; without it, `ray start` rejects the port flag
 _ANY_PORTS = (*("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),)
 
 

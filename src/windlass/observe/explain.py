@@ -216,7 +216,8 @@ def _explain_phase(status: JobStatus, now_s: float) -> Why:
         f"{render_seconds(now_s - since_s)}{words}",
         since_s=since_s,
         details=[*missing, *_describe_milestones(status, now_s)],
-        hint=f"`windlass attach {_address(status)}` watches it; `windlass cancel {_address(status)}` stops it",
+        hint=f"`windlass attach {_address(status)}` watches it; "
+        f"`windlass cancel {_address(status)}` stops it",
     )
 
 
@@ -240,7 +241,7 @@ def _explain_running(status: JobStatus, now_s: float) -> Why:
         sentence=f"{_name(status)} has been running for {render_seconds(now_s - since_s)}{attempt}: {words}",
         since_s=since_s,
         details=[*details, *_describe_nodes(status)],
-        hint=f"run `windlass logs {_address(status)} -f`",
+        hint=f"windlass logs {_address(status)} -f",
     )
 
 
@@ -254,7 +255,7 @@ def _waits_for(status: JobStatus, now_s: float) -> str:
     """Return the reason why a running job waits, if known: imports, lagging ranks, or missing reports."""
     last = _last_condition(status)
     if last is not None and last.reason in (names.REASON_READY, names.REASON_ADOPTED):
-        return last.message  # of a compute or an adopted job, which have no ranks
+        return last.message  # computes and adopted jobs have no ranks
     if all(moment.name != "imports done" for moment in status.timeline):
         return f"importing{f' ({last.message})' if last and last.message else ''}"
     running = [rank.rank for rank in status.ranks if rank.state == RankState.RUNNING]
@@ -291,7 +292,7 @@ def _explain_end(status: JobStatus, folder: str) -> Why:
             sentence=f"{_name(status)} succeeded{took}{words}",
             since_s=since_s,
             details=_describe_history(status),
-            hint=f"run `windlass {'logs' if reason == names.REASON_ADOPTED else 'result'} {_address(status)}`",
+            hint=f"windlass {'logs' if reason == names.REASON_ADOPTED else 'result'} {_address(status)}",
         )
     how = {Phase.CANCELLED: "was cancelled", Phase.ENDED: "has ended"}.get(status.phase, "failed")
     kind = ""
@@ -304,7 +305,7 @@ def _explain_end(status: JobStatus, folder: str) -> Why:
         sentence=f"{_name(status)} {how}{took}{kind}{f': {message}' if message else ''}",
         since_s=since_s,
         details=render_verdict(status, folder=folder).splitlines()[2:],  # the sentence has the rest
-        hint=verdict.next if verdict else f"run `windlass logs {status.job_id}`",
+        hint=verdict.next if verdict else f"windlass logs {status.job_id}",
     )
 
 

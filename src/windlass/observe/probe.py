@@ -19,7 +19,7 @@ import threading
 import time
 from typing import Any
 
-CLOCK_PORT = 29400  # for the client, through port-forward
+CLOCK_PORT = 29400  # the client connects to it through port-forward
 PORT = 29500
 STORE_PORT = 29501
 CLOSED_PORT = 29399  # no rule allows connections here

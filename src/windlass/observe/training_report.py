@@ -1,4 +1,4 @@
-"""Results of trainings: throughput, its scaling with ranks, waits, and lost time.
+"""Results of training runs: throughput, its scaling with ranks, waits, and lost time.
 
 Reads the metrics.jsonl of a run as sessions, each with its timed stretches of steps. A session is one start
 of the run: an attempt, or a job that resumed it. Broken lines (from a kill during a write) and lines of
@@ -160,7 +160,7 @@ class TrainingRow:
     data_wait_share: float
     mfu: float | None
     memory_peak_bytes: float
-    wall_s: float  # from the first start to the last line, including time between sessions
+    wall_s: float  # time from the first start to the last line, including pauses between sessions
     productive_s: float  # time of steps that were not repeated
     tokens_per_step: float | None = None
     samples_per_step: float | None = None
@@ -222,7 +222,7 @@ def find_remarks(rows: Sequence[TrainingRow]) -> Iterator[str]:
         if row.data_wait_share >= _MUCH_WAITING:
             yield (
                 f"{row.run} on {row.num_ranks} ranks waits for data {row.data_wait_share:.0%} of the time: "
-                "give its loader more workers, or cheaper samples"
+                "use more workers for its loader, or cheaper samples"
             )
     for row in {row.run: row for row in rows}.values():
         if row.num_sessions > 1 and row.productive_share < 1 - _MAX_LOST_SHARE:
@@ -371,5 +371,5 @@ def _import(module: str) -> Any:
     except ImportError as error:
         raise SpecError(
             "--png needs matplotlib, which is not installed here",
-            hint="pip install matplotlib; the table and --json do not need it",
+            hint="run `pip install matplotlib`; the table and --json do not need it",
         ) from error

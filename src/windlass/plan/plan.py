@@ -272,7 +272,7 @@ class Meeting:
     address: str
     port: int
     has_store: bool = False  # the store is already open, so rank 0 does not open it
-    secret: str = ""  # that ranks present to the store, if it requires one
+    secret: str = ""  # secret that ranks present to the store, if it requires one
     members: tuple[str, ...] = ()  # addresses of a cluster's nodes
 
 

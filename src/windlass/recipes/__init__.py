@@ -1,4 +1,4 @@
-"""Two ready-made trainings, and the language model that one of them uses.
+"""Two ready-made training programs, and the language model that one of them uses.
 
     windlass run -m windlass.recipes.train             # a smoke test: DDP on synthetic data, done in seconds
     windlass run -m windlass.recipes.train_framework   # fine-tuning a causal language model

@@ -76,7 +76,7 @@ class Setting:
     group: str = JOB  # the heading of its flag in `--help-all`
     spelled: str = ""  # the flag, if it is not made from the name
     optional: bool = False  # accepts "none" as a value
-    unset: str = ""  # in words, the effect of a default that is empty or computed
+    unset: str = ""  # describes the effect of a default that is empty or computed
     common: bool = False  # the short `--help` shows its flag
 
     @property

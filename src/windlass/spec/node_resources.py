@@ -46,9 +46,7 @@ def check_bytes(name: str, text: str) -> None:
             hint="units are Ki, Mi, Gi, Ti (of 1024) and k, M, G, T (of 1000)",
         )
     if read_quantity(text) < _LEAST_BYTES * BILLION:
-        raise SpecError(
-            f"{name} {text} is less than 1 MiB", hint=f"add a unit, as in {text}Gi"
-        )
+        raise SpecError(f"{name} {text} is less than 1 MiB", hint=f"add a unit, as in {text}Gi")
 
 
 def read_quantity(text: str) -> int:
@@ -90,7 +88,7 @@ class NodeSizes:
     first: NodeSize = NodeSize()
     others: NodeSize = NodeSize()
     pretends_gpus: bool = False  # GPUs are counted although they may not exist
-    version: str = ""  # of that library on the client, or empty if it is not installed
+    version: str = ""  # that library's version on the client, or empty if not installed
     cwd: str = ""  # working directory of its processes, or empty for the job's
     paths: tuple[str, ...] = ()  # import paths of its processes
 

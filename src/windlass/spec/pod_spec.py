@@ -87,7 +87,7 @@ class PodSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSpec:
-    """Spec of every pod of a job. Quantities are text, as in Kubernetes. An empty text means no request."""
+    """Spec of every pod of a job. Quantities are strings, as in Kubernetes. Empty means no request."""
 
     image: str
     namespace: str = ""  # empty for the context's namespace
@@ -149,7 +149,7 @@ def _check_image(image: str) -> None:
     if not image:
         raise SpecError(
             "no image given: pods need an image with Python and torch",
-            hint="--image NAME:TAG, WINDLASS_IMAGE, or windlass config set image NAME:TAG, which "
+            hint="use --image NAME:TAG, WINDLASS_IMAGE, or `windlass config set image NAME:TAG`, which "
             "writes windlass.toml",
         )
     if image != image.strip() or any(char.isspace() for char in image):

@@ -119,7 +119,7 @@ class Calls:
     fixed: str = ""  # digest of the settings that cannot change while the nodes run
     about: Mapping[str, str] = field(default_factory=dict)  # fixed settings that the plan lacks
     ttl_s: float | None = None  # how long idle nodes are kept
-    steps: tuple[ImageStep, ...] = ()  # of the image, run once on each node
+    steps: tuple[ImageStep, ...] = ()  # steps of the image, run once on each node
     user: str = ""  # the user that started the nodes
     identity: str = ""  # the cluster's name for that user, if known
     place_s: float | None = (

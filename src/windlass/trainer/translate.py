@@ -201,7 +201,7 @@ def keep_present(image: str) -> tuple[Mapping[str, Any], str]:
     """Return a patch of the pod template and a note about it, or two empty values if the tag is fixed."""
     if not image or pull_policy(image) == _IF_MISSING:
         return {}, ""
-    # patches apply before the engine renames the container, so use Windlass' own name
+    # patches apply before the engine renames the container, so use Windlass's own name
     ours = {"name": names.CONTAINER, "imagePullPolicy": _IF_MISSING}
     note = f"{image} is only pulled where it is missing; use a fixed tag to choose a version"
     return {"spec": {"containers": [ours]}}, note

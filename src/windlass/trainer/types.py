@@ -221,7 +221,7 @@ class TrainJob:
 
     @property
     def job(self) -> Job:
-        """Job in Windlass' own API, with logs, verdict and results."""
+        """Job in Windlass's own API, with logs, verdict and results."""
         if self._job is None:
             raise SpecError(
                 f"TrainJob {self.name} was not created by a client",

@@ -78,7 +78,7 @@ class FrameDecoder:
     max_header_bytes: int = names.MAX_HEADER_BYTES
     max_body_bytes: int = names.MAX_BODY_BYTES
     _unread: bytearray = field(default_factory=bytearray)  # not parsed yet
-    _header: Header | None = None  # of the frame being received
+    _header: Header | None = None  # header of the frame being received
     _body: bytearray = field(default_factory=bytearray)
     _missing: int = 0  # bytes of `_body` that have not arrived yet
     _room: int = 0  # unfilled bytes at the end of `_body`

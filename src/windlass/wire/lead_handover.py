@@ -35,7 +35,7 @@ class LeadHandover:
     attempt: int = -1  # the last one that was started
     restarts_used: int = 0
     losses_used: int = 0
-    deadline_at_s: float | None = None  # of the whole job, by the wall clock
+    deadline_at_s: float | None = None  # deadline of the whole job, by the wall clock
     history: tuple[Verdict, ...] = ()
     timeline: tuple[Moment, ...] = ()
     # nodes that took part in that attempt and have not exited permanently

@@ -172,7 +172,7 @@ class LogFiles:
                 yield line
 
     def read_new(self) -> list[LogLine]:
-        """Return the new lines of all ranks in order of time. Includes new log files."""
+        """Return the new lines of all ranks in chronological order. Includes new log files."""
         for log in find_logs(self.folder, self.plan, self.query):
             self._logs.setdefault(log.path, log)
         lines = [line for log in self._logs.values() for line in log.read_new()]

@@ -84,7 +84,7 @@ class ResultHeader:
     json: Any = None
     is_json: bool = False
     error: ErrorInfo | None = None
-    exit_code: int | None = None  # for a rank that called sys.exit
+    exit_code: int | None = None  # set if the rank called sys.exit
 
     def outcome(self) -> Outcome:
         return Outcome(

@@ -24,10 +24,10 @@ class RankState(_TextEnum):
     RUNNING = "running"
     RETURNED = "returned"
     RAISED = "raised"
-    EXITED = "exited"  # by itself, with an error
-    KILLED = "killed"  # by a signal
-    STOPPED = "stopped"  # by Windlass, because another rank failed or a user ended the job
-    LOST = "lost"  # with its node
+    EXITED = "exited"  # the rank exited by itself with an error
+    KILLED = "killed"  # a signal killed the rank
+    STOPPED = "stopped"  # Windlass stopped it, because another rank failed or a user ended the job
+    LOST = "lost"  # its node was lost
 
 
 FAILED = frozenset({RankState.RAISED, RankState.EXITED, RankState.KILLED, RankState.LOST})

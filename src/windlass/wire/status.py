@@ -48,7 +48,7 @@ class FailureKind(str, enum.Enum):
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
     START_FAILED = "start failed"
-    STEP_FAILED = "step failed"  # of an image
+    STEP_FAILED = "step failed"  # a step of an image failed
     UNKNOWN = "outcome not known"
 
 
@@ -154,7 +154,7 @@ class Progress:
     """
 
     step: int | None = None
-    max_step: int | None = None  # of the fastest rank
+    max_step: int | None = None  # step of the fastest rank
     rank: int | None = None  # the rank that `step` and `metrics` come from
     total: int | None = None
     metrics: Mapping[str, float | int | str | bool | None] = field(default_factory=dict)
@@ -243,7 +243,7 @@ class JobStatus:
         return sum(rank.state == state for rank in self.ranks)
 
 
-_MAX_TIME_S = 253_000_000_000.0  # in the year 9987, because datetime supports years up to 9999
+_MAX_TIME_S = 253_000_000_000.0  # year 9987, because datetime supports years up to 9999
 
 
 def make_first_status(plan: Plan) -> JobStatus:

@@ -418,7 +418,7 @@ def test_add_moments() -> None:
     late = get_ruling(
         job_rules.add_moments, observe(both, status={"timeline": (), "created_at_s": MADE_S + 0.5})
     )
-    assert late.status.timeline[0].at_s == MADE_S + 0.5, "nothing comes before the submit"
+    assert late.status.timeline[0].at_s == MADE_S + 0.5, "nothing comes before the submission"
 
 
 def test_explain_losses() -> None:

@@ -1,4 +1,4 @@
-"""ClusterEngine without a cluster: the requests of a submit and their order."""
+"""ClusterEngine without a cluster: the requests of a submission and their order."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_export_matches_a_submit(engine, cluster, dialect) -> None:
         elif document["kind"] in (
             dialect.kind.name,
             "TrainingRuntime",
-        ):  # the submit mounts more files
+        ):  # the submission mounts more files
             assert document["spec"].keys() == made["spec"].keys()
             assert document["metadata"] == made["metadata"]
         else:

@@ -1,4 +1,4 @@
-"""A submit whose code is too large for a Secret waits for its first pod, and reports what blocks it."""
+"""A submission with code too large for a Secret waits for its first pod, and reports what blocks it."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def _is_memory_error(type_name: str) -> bool:
 
 
 def _memory_limit(plan: Plan) -> str:
-    """Return the memory limit of a pod, or an empty text if there is none."""
+    """Return the memory limit of a pod, or an empty string if there is none."""
     return "" if plan.pod is None else plan.pod.memory
 
 
@@ -169,7 +169,7 @@ def _describe(outcome: Outcome, node_name: str, memory: str) -> str:
 
 
 def _exit_text(error: ErrorInfo) -> str:
-    """Return the text that `sys.exit` was called with, or an empty text if it got an exit code."""
+    """Return the text that `sys.exit` was called with, or an empty string if it got an exit code."""
     first = cut_text(error.message.strip().partition("\n")[0], _MAX_MESSAGE)
     is_code = first.lstrip("-").isdigit() or first in ("True", "False")
     return "" if is_code else first

@@ -95,7 +95,7 @@ class _OtherNodes:
             if (
                 message.error and index in self._lost
             ):  # no call or attempt waits for this node any more
-                text = f"{self._nodes.name(index)} is missing: {message.error}"
+                text = f"{self._nodes.describe(index)} is missing: {message.error}"
                 self._status_writer.add_condition("warning", names.REASON_CLUSTER_NODE_LOST, text)
 
     @property
@@ -109,7 +109,7 @@ class _OtherNodes:
         if member is not None and member.is_ready:
             del self._members[index]
             self._lost.add(index)
-            message = f"{what} on {self._nodes.name(index)} was lost and is restarted"
+            message = f"{what} on {self._nodes.describe(index)} was lost and is restarted"
             self._status_writer.add_condition("warning", names.REASON_CLUSTER_NODE_LOST, message)
             self.check()
 
@@ -129,7 +129,7 @@ class Cluster:
     secret: str  # lets nodes and ranks connect
     wanted: set[int] = field(default_factory=set)  # its nodes beyond node 0
     port: int | None = None  # None if not known yet
-    address: str = ""  # of its first process, which may differ from the lead's
+    address: str = ""  # address of its first process, which may differ from the lead's
     others: _OtherNodes | None = None
     error: str = ""  # why node 0 cannot open it
     is_given_up: bool = False  # it lost a node that it cannot run without
@@ -185,11 +185,11 @@ class Clusters:
     ) -> None:
         self._nodes = nodes
         self._status_writer = status_writer
-        self._address = address  # of node 0, for ranks
+        self._address = address  # node 0's address for ranks
         self._pod_address = "" if own_address == LOOPBACK else own_address
         self._pod_ports_taken: set[int] = set()  # ports that earlier clusters may still use
         self._lose = lose
-        self._clusters: dict[str, Cluster] = {}  # by framework
+        self._clusters: dict[str, Cluster] = {}  # keys are framework names
 
     def find(self, framework: str) -> Cluster | None:
         """Return the cluster of a framework, or None. It may not be open yet."""

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from windlass import names
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.silence_limits import DEFAULT_LIMITS, Disconnect, SilenceLimits
+from windlass.errors import count_noun
 from windlass.plan.plan import Plan
 from windlass.wire.lead_handover import AgentIdentity, LeadHandover, LostLead
 from windlass.wire.message import Handlers, Message
@@ -125,15 +126,15 @@ class OneWorld:
             return ""
         if not last.seats:
             return "" if is_complete else _NONE_HERE.format(last.attempt)
-        num_here = len(set(last.seats) & set(here))
-        is_more = 2 * num_here > len(last.seats)
+        num_joined = len(set(last.seats) & set(here))
+        is_more = 2 * num_joined > len(last.seats)
         # Exactly half: all other nodes were replaced, and no other lead can have the half with this agent.
-        is_kept = 2 * num_here == len(last.seats) and self.own in last.seats and is_complete
+        is_kept = 2 * num_joined == len(last.seats) and self.own in last.seats and is_complete
         if is_more or is_kept:
             return ""
         missing = sorted(set(last.seats) - set(here), key=lambda seat: seat.index)
         return _MINORITY.format(
-            num_here, len(last.seats), last.attempt, _name(s.index for s in missing)
+            num_joined, len(last.seats), last.attempt, _name(s.index for s in missing)
         )
 
     def without_gone(self, memory: LeadHandover) -> LeadHandover:
@@ -236,7 +237,7 @@ class JoinedNode:
     is_prepared: bool = True  # it has the job's code and payload
     has_imported: bool = False
     ship: Ship | None = None  # sends large payloads if the node is on another machine
-    digests: dict[str, str] = field(default_factory=dict)  # of its projects, by key
+    digests: dict[str, str] = field(default_factory=dict)  # digests of its projects, by key
     setup: str = ""  # digest of its completed set-up
     setup_error: str = ""
     setup_hint: str = ""
@@ -302,7 +303,7 @@ class NodeTable:
 
         `may_run` means that it may have ranks. A node without ranks that was cut off delays no attempt.
         """
-        name = self.name(index)
+        name = self.describe(index)
         node = self._nodes.pop(index, None)
         self._wake()
         if node is None:
@@ -347,7 +348,7 @@ class NodeTable:
     def get(self, index: int) -> JoinedNode | None:
         return self._nodes.get(index)
 
-    def here(self) -> list[int]:
+    def joined(self) -> list[int]:
         return sorted(self._nodes)
 
     def missing(self, indexes: Iterable[int] | None = None) -> list[int]:
@@ -356,7 +357,7 @@ class NodeTable:
         return [index for index in wanted if index not in self._nodes]
 
     def prepared(self) -> list[int]:
-        return [index for index in self.here() if self._nodes[index].is_prepared]
+        return [index for index in self.joined() if self._nodes[index].is_prepared]
 
     def seat(self, index: int) -> AgentIdentity:
         return AgentIdentity(index=index, incarnation=self._nodes[index].incarnation)
@@ -379,7 +380,7 @@ class NodeTable:
     def have_all_imported(self) -> bool:
         return not self.missing() and all(node.has_imported for node in self._nodes.values())
 
-    def name(self, index: int) -> str:
+    def describe(self, index: int) -> str:
         """Return the name of a node, with its machine if that is known."""
         name = self.plan.nodes[index].name if self.knows(index) else f"node {index}"
         host = self._nodes[index].host if index in self._nodes else ""
@@ -395,7 +396,7 @@ class NodeTable:
         return True
 
     def send_all(self, message: Message) -> None:
-        for index in self.here():
+        for index in self.joined():
             self.order(index, message)
 
 
@@ -420,8 +421,8 @@ class NodeHandlers:
         if message.culprit:
             self._warn(
                 names.REASON_FORK_UNSAFE,
-                f"importing {message.culprit} started {count_noun(message.num_threads - 1, 'thread')}, so ranks are "
-                f"spawned instead of forked. To fork them, remove it from --preload",
+                f"importing {message.culprit} started {count_noun(message.num_threads - 1, 'thread')}, "
+                f"so ranks are spawned instead of forked. To fork them, remove it from --preload",
             )
         for name, why in message.missing.items():
             self._warn(names.REASON_IMPORTING, f"{name} could not be preloaded: {why}")

@@ -98,10 +98,10 @@ class Stores:
     """
 
     def __init__(self, plan: Plan, address: str, nodes: NodeTable) -> None:
-        self.address = plan.master_addr or address or LOOPBACK  # of node 0, for ranks
+        self.address = plan.master_addr or address or LOOPBACK  # node 0's address for ranks
         self._wanted_port = plan.master_port
         self._nodes = nodes
-        self._stores: dict[str, Store] = {}  # by framework
+        self._stores: dict[str, Store] = {}  # keys are framework names
         self._reserved: set[int] = set()  # ports reserved for a rank 0
 
     def find(self, framework: str) -> Store | None:

@@ -70,7 +70,7 @@ class Link(asyncio.Protocol):
         self.is_closed = False  # the peer's machine closed the connection in an orderly way
         self.peer = ""
         self.certificate: dict[str, Any] | None = None  # None on one machine
-        self.fault = ""  # on one machine: why the peer is not trusted
+        self.fault = ""  # why a peer on the same machine is not trusted
 
     # -- event loop callbacks ------------------------------------------------------------------
 

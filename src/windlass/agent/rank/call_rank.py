@@ -102,7 +102,7 @@ class _Callee:
     def _take(self, order: RunCall, body: bytes) -> int:
         """Run one call and answer it. Return the exit code to use if this was the last call."""
         set_argv([order.name])
-        for file, text in order.sources.items():  # for tracebacks
+        for file, text in order.sources.items():  # source lines for tracebacks
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         self._part, self._num_stores = order.part, 0
         if order.meeting:

@@ -134,7 +134,7 @@ class Job:
         since: float | None = None,
         grep: str | None = None,
     ) -> Iterator[LogLine]:
-        """Yield the lines that ranks printed, in order of time.
+        """Yield the lines that ranks printed, in chronological order.
 
         follow: keep following until the job ends.
         rank: yield lines of this rank only.

@@ -126,7 +126,7 @@ def check_script(source: Path | None, words: Sequence[str]) -> None:
         return
     raise SpecError(
         f"{source.name} only declares app(...), which starts nothing by itself",
-        hint=f"start it with windlass deploy {words[0]}, or call app(...).deploy() in the script",
+        hint=f"start it with `windlass deploy {words[0]}`, or call app(...).deploy() in the script",
     )
 
 
@@ -170,7 +170,7 @@ def choose_preload(script: Path) -> tuple[str, ...]:
     The search stops at the first import that leads to torch. The training library is searched up to there,
     and in all of the script itself.
     """
-    root = script.parent  # where absolute imports start
+    root = script.parent  # folder of absolute imports
     if any(level == 0 and is_of_train(name) for name, level in read_imports(script)):
         return TRAINING
     asked: set[str] = set()

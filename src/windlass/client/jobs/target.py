@@ -43,7 +43,7 @@ class WorkTarget:
     payload: bytes | None = None
     source: Path | None = None
     preload: tuple[str, ...] | None = None  # modules to preload, or None to find them in the source
-    root: Path | None = None  # where absolute imports start, or None for the source's folder
+    root: Path | None = None  # folder of absolute imports (default: the source's folder)
     packages: tuple[Path, ...] = ()  # packages that are imported before a module
     is_alone: bool = False  # True for a function that is sent without its source
 
@@ -224,7 +224,7 @@ def _read_words(
 ) -> WorkTarget:
     words = [*words, *(str(arg) for arg in args)]
     if not words or not words[0]:
-        raise SpecError("nothing to run", hint="windlass run train.py")
+        raise SpecError("nothing to run", hint="run `windlass run train.py`")
     if kwargs:
         raise SpecError(
             f"keyword arguments can be passed only to functions, not to {words[0]}",
@@ -281,7 +281,9 @@ def _find_command(words: Sequence[str], cwd: Path, *, is_local: bool) -> Command
 def _read_module(words: Sequence[str], cwd: Path) -> WorkTarget:
     names = words[0].split()[1:] + list(words[1:])
     if not names:
-        raise SpecError("-m requires the name of a module", hint="windlass run -m package.module")
+        raise SpecError(
+            "-m requires the name of a module", hint="run `windlass run -m package.module`"
+        )
     work = Module(name=names[0], args=tuple(names[1:]))
     files = list(find_imported(names[0], 0, cwd, cwd))
     if main := list(find_module(f"{names[0]}.__main__", cwd)):
@@ -297,7 +299,7 @@ def find_script(name: str, cwd: Path) -> Path:
     if path.is_dir():
         raise SpecError(
             f"{name} is a folder without __main__.py",
-            hint=f"run a script in it: windlass run {name}/train.py",
+            hint=f"run a script in it: `windlass run {name}/train.py`",
         )
     if not path.exists():
         raise SpecError(f"script not found: {name}", hint=_nearest_script(name, cwd))
@@ -346,7 +348,7 @@ def read_in_image(
         )
     words = [str(target)] if isinstance(target, (str, Path)) else [str(word) for word in target]
     if not words or not words[0]:
-        raise SpecError("nothing to run", hint="windlass run --in-image /app/train.py")
+        raise SpecError("nothing to run", hint="run `windlass run --in-image /app/train.py`")
     if "::" in words[0]:
         return _read_function_there(words, args, kwargs or {})
     if kwargs:

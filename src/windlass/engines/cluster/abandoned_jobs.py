@@ -1,9 +1,9 @@
-"""Abandoned jobs: computes without waiting clients, incomplete submits, and expired jobs.
+"""Abandoned jobs: computes without waiting clients, incomplete submissions, and expired jobs.
 
 A client that waits for a compute annotates its object with a deadline, and removes the annotation once the
-compute is up. Until the deadline, the compute stays queued without a client. A submit marks its object, and
-removes the mark when it starts the object. For kinds without a TTL field, an annotation has the time to live.
-No controller reads these annotations. The next client that lists or submits jobs removes abandoned ones.
+compute is up. Until the deadline, the compute stays queued without a client. A submission marks its object,
+and removes the mark when it starts the object. For kinds without a TTL field, an annotation has the time to
+live. No controller reads these annotations. The next client that lists or submits jobs removes abandoned ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from windlass.wire.status import JobStatus
 
 logger = logging.getLogger(__name__)
 
-HALF_SUBMITTED_S = 3600.0  # a submit takes seconds
+HALF_SUBMITTED_S = 3600.0  # a submission takes seconds
 
 
 def list_main(api: Api, dialect: Dialect) -> list[dict[str, Any]]:
@@ -51,9 +51,9 @@ def is_abandoned(dialect: Dialect, body: Object, now_s: float) -> bool:
 
 
 def is_half_submitted(dialect: Dialect, body: Object, now_s: float) -> bool:
-    """Return whether the submit of a job was interrupted, so that the job never starts.
+    """Return whether the submission of a job was interrupted, so that the job never starts.
 
-    A job that a user suspended later no longer has the submit's mark. Jobs in a queue are started by Kueue.
+    A job that a user suspended later no longer has the submission's mark. Kueue starts the jobs in a queue.
     """
     is_marked = names.ANNOTATION_SUBMIT in annotations_of(body)
     never_starts = ObjectPhase.HELD if dialect.start else ObjectPhase.WAITING

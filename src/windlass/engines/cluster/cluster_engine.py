@@ -196,7 +196,9 @@ class ClusterEngine:
         self._views: dict[str, ClusterJob] = {}
         self._adopted: dict[str, AdoptedJob] = {}  # jobs that Windlass did not create
         self._identity: str | None = None
-        self._dials: dict[str, LeadDial] = {}  # by job id, for computes that this process calls
+        self._dials: dict[
+            str, LeadDial
+        ] = {}  # job id -> connection to a compute that this process calls
 
     def facts(self) -> Facts:
         has_own_hosts = self._dialect.host_name != names.POD_HOST

@@ -69,7 +69,7 @@ class JobSnapshot:
 
     @property
     def failure(self) -> str:
-        """Kubernetes' message about the object's failure, or an empty text."""
+        """Kubernetes' message about the object's failure, or an empty string."""
         return self.end.message if self.end is not None and not self.end.is_complete else ""
 
     @property
@@ -164,7 +164,7 @@ class Outage:
     notes: tuple[Condition, ...] = ()
 
     def update(self, trouble: str, now_s: float) -> Outage:
-        """Return the history with the current problem. An empty text means that there is none."""
+        """Return the history with the current problem. An empty string means that there is none."""
         if trouble:
             since_s = self.since_s or now_s
             if self.is_reported or now_s - since_s < self.report_after_s:
@@ -182,12 +182,12 @@ class Outage:
 
 
 def describe_api_outage(observation: Observation) -> str:
-    """Return why the API server is unreachable, or an empty text."""
+    """Return why the API server is unreachable, or an empty string."""
     error = observation.api_error
     return f"{error.message}; the job continues, and this client keeps trying" if error else ""
 
 
 def describe_disk_outage(observation: Observation) -> str:
-    """Return why the job's folder cannot be written, or an empty text."""
+    """Return why the job's folder cannot be written, or an empty string."""
     error = observation.connection.cannot_keep
     return f"{error.message}; {error.hint}; this client keeps trying" if error else ""

@@ -51,13 +51,11 @@ if TYPE_CHECKING:
     from cryptography.x509.oid import ObjectIdentifier
 
 
-_BACKDATED_S = 86_400.0  # on nodes with a slow clock, new certificates would be "not yet valid"
+_BACKDATED_S = 86_400.0  # a slow clock would reject new certificates as "not yet valid"
 _CLUSTER_FILE = "where.json"
 MAX_INPUT_BYTES = 750_000  # limit for payload and bundle in a Secret. Larger ones are uploaded.
 _QUEUE_S = 30 * 86400.0  # added to the validity, because a job may wait for its pods
-_NO_LIMIT_S = (
-    10 * 365 * 86400.0
-)  # for jobs without a time limit, whose keys last as long as the Secret
+_NO_LIMIT_S = 10 * 365 * 86400.0  # jobs without a time limit: their keys last as long as the Secret
 
 
 def make_certificates(job_id: str, *, now_s: float, valid_s: float) -> dict[str, bytes]:
@@ -238,7 +236,7 @@ def make_cluster_folder(
         write_atomically(folder.plan, render_plan(plan).encode())
     except FileExistsError as error:  # another process was faster
         raise EngineError(
-            f"the job {plan.job_id} already exists", hint="prepare it again to get a new id"
+            f"the job {plan.job_id} already exists", hint="submit the job again to get a new ID"
         ) from error
     except OSError as error:
         raise EngineError(
@@ -350,7 +348,7 @@ def fetch(
     if is_pinned(folder) and (folder.path / CA_CRT).read_bytes() != files.get(CA_CRT):
         raise KeysReplaced(
             f"the keys of {ref.job_id} differ from those that it was submitted with on this machine",
-            hint=f"its Secret was replaced: kubectl describe secret {ref.job_id}; "
+            hint=f"its Secret was replaced (see `kubectl describe secret {ref.job_id}`); "
             "do not use the job, and submit it again",
         )
     return read_plan(files[names.PLAN_FILE].decode()), files

@@ -231,7 +231,7 @@ class JobWatch:
         return {pod: self.read_last_line(pod) for pod in newest if time.monotonic() < end_s}
 
     def read_last_line(self, pod: str) -> str:
-        """Return the last line in the log of a pod, or an empty text if it cannot be read."""
+        """Return the last line in the log of a pod, or an empty string if it cannot be read."""
         try:
             lines = self._api.read_log(
                 pod,

@@ -22,7 +22,7 @@ from windlass.kube.objects.fields import Object, container_of, name_of, uid_of
 
 logger = logging.getLogger(__name__)
 
-_HEAD_START_S = 0.3  # for the pods that are dialed first
+_HEAD_START_S = 0.3  # head start of the pods that are dialed first
 _MAX_DIALS = 16  # concurrent connection attempts
 # OpenSSL's codes for "not yet valid" and "expired", which it reports only for certificates of our own CA.
 _CLOCK_ERRORS = (9, 10)
@@ -125,7 +125,7 @@ class LeadPods:
         self._distrust(uid_of(pod))
         logger.warning(
             "pod %s claims to be node 0 of %s but does not have the job's key, so it is not used; "
-            "inspect it with kubectl describe pod %s",
+            "inspect it with `kubectl describe pod %s`",
             *(name_of(pod), self._job_id, name_of(pod)),
         )
         return True

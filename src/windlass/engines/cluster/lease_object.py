@@ -4,7 +4,7 @@ A Job with zero completions completes immediately. Kubernetes deletes it after i
 then garbage-collects the objects that it owns. Abandoned jobs are therefore cleaned up although no
 program of Windlass runs in the cluster:
 
-- During a submit, the lease owns the objects that could otherwise run without their client: a
+- During a submission, the lease owns the objects that could otherwise run without their client: a
   prerequisite, or else objects in a queue and objects that start immediately. The last patch of the
   submit removes the owner reference, and the client deletes the lease.
 - Objects whose pods keep running after the job has ended keep their lease while the job is
@@ -38,7 +38,7 @@ _RENEW_S = 40.0
 
 
 def is_leased(dialect: Dialect, plan: Plan) -> bool:
-    """Return whether a submit needs a lease, to clean up if the client is killed meanwhile."""
+    """Return whether a submission needs a lease, to clean up if the client is killed meanwhile."""
     is_queued = bool(pod_of(plan).queue)  # Kueue may start it before its Secret exists
     return is_queued or dialect.stays_up or dialect.prerequisite is not None
 

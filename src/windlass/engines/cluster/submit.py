@@ -1,6 +1,6 @@
 """Submit of a job to a cluster: the steps, and their execution.
 
-A submit is a list of steps, which is made without I/O. `create_objects` executes the steps and cleans
+A submission is a list of steps, which is made without I/O. `create_objects` executes the steps and cleans
 up after a failure. An export prints the steps' objects. A job's main object may need a prerequisite,
 whose source object is read from the cluster first.
 """
@@ -51,7 +51,7 @@ from windlass.waiting import wait_until
 
 Object = dict[str, Any]
 
-_UNMARKED = {"annotations": {names.ANNOTATION_SUBMIT: None}}  # removes the submit's mark
+_UNMARKED = {"annotations": {names.ANNOTATION_SUBMIT: None}}  # removes the submission's mark
 logger = logging.getLogger(__name__)
 
 _KNOWN_S = 5.0
@@ -80,10 +80,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitSteps:
-    """Stages of a submit, in order. Steps of one stage can be sent concurrently."""
+    """Stages of a submission, in order. Steps of one stage can be sent concurrently."""
 
     lease: Step | None
-    before: tuple[Step, ...]
+    prerequisites: tuple[Step, ...]
     main: Step
     companions: tuple[Step, ...]
     start: tuple[Step, ...]
@@ -108,10 +108,10 @@ def make_steps(dialect: Dialect, plan: Plan, file_names: FileNames, submit: str)
         patches=dialect.make_name(plan.job_id),
     )
     lease = Step(kind=JOBS, make=lambda _contents, _owner: make_lease(plan, submit))
-    before, adopt = _make_prerequisite(dialect, plan, file_names, submit)
+    prerequisites, adopt = _make_prerequisite(dialect, plan, file_names, submit)
     return SubmitSteps(
         lease=lease if is_leased(dialect, plan) else None,
-        before=before,
+        prerequisites=prerequisites,
         main=main,
         companions=(*_make_companions(dialect, plan, file_names.num_parts), *adopt),
         start=(start,),
@@ -191,7 +191,7 @@ def render_documents(
     submit: str = "",
     source: Mapping[str, Any] | None = None,
 ) -> list[Object]:
-    """Return all objects that a submit creates, without owners.
+    """Return all objects that a submission creates, without owners.
 
     The objects are in the order to apply them: objects that pods need come first.
     """
@@ -201,7 +201,7 @@ def render_documents(
         source=lambda: source or {},
     )
     steps = make_steps(dialect, plan, files.names, submit)
-    needed = [step for step in (*steps.before, *steps.companions) if not step.patches]
+    needed = [step for step in (*steps.prerequisites, *steps.companions) if not step.patches]
     return [
         *(step.make(contents, None) for step in needed),
         apply_patch(steps.main.make(contents, None), dialect.start or {}),
@@ -313,7 +313,7 @@ def _create_main(
     lease = _create_lease(api, steps.lease, contents)
     made: list[tuple[Step, Object]] = []
     try:
-        for step in steps.before:
+        for step in steps.prerequisites:
             body = step.make(contents, lease)
             made.append((step, api.create(step.kind, body, brief=True)))
         main = steps.main.make(contents, lease)

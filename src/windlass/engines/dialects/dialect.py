@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Patch = dict[str, Any]
 
-LABEL_JOB_INDEX = "batch.kubernetes.io/job-completion-index"  # on the pods of an Indexed Job
+LABEL_JOB_INDEX = "batch.kubernetes.io/job-completion-index"  # set on the pods of an Indexed Job
 JOB_FAILURES = "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"  # likewise
 _DAY_S = 86400
 _MAX_INT32 = (1 << 31) - 1

@@ -35,7 +35,7 @@ from windlass.plan.plan import Plan
 from windlass.spec.pod_spec import PodSize
 
 LABEL_INDEX = LABEL_JOB_INDEX
-INDEX_VARIABLE = "JOB_COMPLETION_INDEX"  # in every container
+INDEX_VARIABLE = "JOB_COMPLETION_INDEX"  # Kubernetes sets it in every container
 _LABEL_JOB_NAME = "batch.kubernetes.io/job-name"  # set by Kubernetes on every pod of a Job
 _KUEUE_PREFIX = "job-"  # prefix of the names of its Workloads
 

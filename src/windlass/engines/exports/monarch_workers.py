@@ -66,7 +66,7 @@ def make_plain(
     )
     own = f"{name.removesuffix('mesh') or name}-controller"
     controller = replace(
-        workers,  # for their claims, which it mounts
+        workers,  # it mounts the claims of these workers
         labels={"app": own},
         container="controller",
         command=("/bin/sh", "-c", _WAIT),
@@ -84,7 +84,7 @@ def _check(plan: Plan, rendezvous: Rendezvous) -> None:
     if rendezvous != Rendezvous():
         raise SpecError(
             "Monarch's workers find each other through their controller",
-            hint="leave out --rdzv-backend and --rdzv-endpoint",
+            hint="omit --rdzv-backend and --rdzv-endpoint",
         )
     if plan.min_nodes < len(plan.nodes):
         raise SpecError(

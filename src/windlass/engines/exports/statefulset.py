@@ -37,7 +37,7 @@ NAME = "train-llm"
 SERVICE = "train-rdzv"
 # Programs of the recipes, as guides name them.
 _RECIPES = ("train_framework", "k8s-training/k8s/train.py", "windlass.recipes.train")
-MODELS = Claim(claim="models-pvc", path="/models")  # for work with a model there
+MODELS = Claim(claim="models-pvc", path="/models")  # claim with models, for jobs that read one
 CLAIMS = (Claim(claim="datasets-pvc", path="/data"), Claim(claim="outputs-pvc", path="/out"))
 HF_SECRET = "hf-token"  # noqa: S105
 HF_KEY = "HUGGINGFACE_HUB_TOKEN"  # the key in that Secret
@@ -49,7 +49,7 @@ RIGHTS = (
         group="apps",
         resource="statefulsets",
         verbs=(*_APPLY, "list", "watch"),
-        purpose="apply, list and delete trainings",
+        purpose="apply, list and delete training jobs",
     ),
     Right(
         group="apps",

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TextIO
 
 from windlass import names
-from windlass.errors import EngineError, SpecError
+from windlass.errors import EngineError, SpecError, count_noun
 from windlass.settings.table import state_home
 from windlass.trusted import make_own
 from windlass.wire.job_folder import JobFolder, write_atomically
@@ -31,7 +31,7 @@ _AMD_NODES = "/sys/class/kfd/kfd/topology/nodes/*/gpu_id"
 _SMI_TIMEOUT_S = 20.0
 
 IsAlive = Callable[[JobFolder], bool]
-Held = dict[str, tuple[str, int]]  # by GPU: the folder of the job that holds it, and the node
+Held = dict[str, tuple[str, int]]  # GPU -> folder of the job that holds it, and node
 
 
 class GpusTaken(EngineError):
@@ -93,15 +93,15 @@ def check_gpus(share: GpuShare, num_nodes: int, env: Mapping[str, str]) -> tuple
         chosen = f"{names.CUDA_VISIBLE_DEVICES}={env[names.CUDA_VISIBLE_DEVICES]}"
         raise SpecError(
             f"--gpus {share.per_node} chooses GPUs, but so does {chosen} in the job's environment",
-            hint=f"leave one of them out; to choose from some, export {chosen} in the shell",
+            hint=f"omit one of them; to choose from some, export {chosen} in the shell",
         )
     gpus = list_gpus(os.environ)
     wanted = num_nodes * share.per_node
     if len(gpus) < wanted:
-        asked = f"{wanted} GPU(s)" + (f" for {num_nodes} nodes" if num_nodes > 1 else "")
+        asked = count_noun(wanted, "GPU") + (f" for {num_nodes} nodes" if num_nodes > 1 else "")
         raise SpecError(
-            f"{asked} were requested, but this machine has {describe_gpus(count_devices(), len(gpus))}",
-            hint=f"leave --gpus out{' or request fewer' if gpus else ''}, use a cluster with "
+            f"{asked} requested, but this machine has {describe_gpus(count_devices(), len(gpus))}",
+            hint=f"omit --gpus{' or request fewer' if gpus else ''}, use a cluster with "
             "-e kubernetes, or add --pretend-gpus to start as many ranks on the CPU",
         )
     return gpus
@@ -160,7 +160,7 @@ def _make_shortage(wanted: int, num_free: int, gpus: Sequence[str], held: Held) 
             by_job.setdefault(Path(held[gpu][0]), []).append(gpu)
     holders = ", ".join(f"{job.name} holds {','.join(ids)}" for job, ids in by_job.items())
     return GpusTaken(
-        f"{wanted} GPU(s) were requested, but {num_free} of {len(gpus)} here are free: {holders}",
+        f"{count_noun(wanted, 'GPU')} requested, but {num_free} of {len(gpus)} here are free: {holders}",
         hint=f"run `windlass wait {next(iter(by_job)).name}`, then start this again, or request fewer",
         holders=[JobFolder(job) for job in by_job],
     )

@@ -55,8 +55,8 @@ class ClusterTarget:
     insecure: bool = False
     tls_server_name: str = ""
     proxy_url: str = ""
-    folder: Path  # of the kubeconfig, where relative commands start
-    cluster: Mapping[str, Any] = field(repr=False)  # for exec plug-ins that need it
+    folder: Path  # folder of the kubeconfig, to which command paths are relative
+    cluster: Mapping[str, Any] = field(repr=False)  # passed to exec plug-ins that need it
 
 
 def read_target(
@@ -209,8 +209,8 @@ def _target_of(config: _Config, name: str, namespace: str) -> ClusterTarget:
     server = cluster.text("server").rstrip("/")
     if not server.startswith(("https://", "http://")):
         raise ConfigError(
-            f"cluster {context.text('cluster')!r} in {cluster.path} has no usable server: {server!r}",
-            hint="use the form https://host:6443",
+            f"cluster {context.text('cluster')!r} in {cluster.path} has an invalid server URL: {server!r}",
+            hint="use a URL such as https://host:6443",
         )
     user_name = context.text("user")
     user = _find(config.users, user_name, "user", "the kubeconfig has") if user_name else None

@@ -32,7 +32,7 @@ QUEUE_MISSING = "QueueMissing"
 QUEUE_TOO_SMALL = "QueueTooSmall"
 NOT_ADMITTED = "NotAdmitted"
 HALF_SUBMITTED = "HalfSubmitted"
-SUSPENDED = "Suspended"  # by its owner
+SUSPENDED = "Suspended"  # the owner suspended the job
 GATED = "SchedulingGated"
 PULLING = "PullingImage"
 
@@ -92,7 +92,7 @@ def make_half_submitted(since_s: float) -> Blocker:
     return Blocker(
         reason=HALF_SUBMITTED,
         message="the job was created but never started: its submit did not finish",
-        hint="remove it with windlass rm JOB, then submit the job again",
+        hint="remove it with `windlass rm JOB`, then submit the job again",
         since_s=since_s,
     )
 

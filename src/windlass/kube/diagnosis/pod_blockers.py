@@ -40,7 +40,7 @@ IndexOf = Callable[[Object], int | None]
 _MOUNT = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _MIN_CRASHES = 2
 _MAX_NAMED = 3
-_REFUSED = (  # as Kubernetes, Kubeflow and KubeRay report it
+_REFUSED = (  # reasons that Kubernetes, Kubeflow and KubeRay report
     *("FailedCreate", "FailedCreatePod"),
     *("FailedToCreateHeadPod", "FailedToCreateWorkerPod"),
 )
@@ -208,7 +208,9 @@ def _find_in_pods(
             )
         elif scheduled.get("reason") == "SchedulingGated":
             message = "the scheduler may not place it yet: it has a scheduling gate"
-            hint = "a queue like Kueue removes the gate; kubectl describe pod shows which one it is"
+            hint = (
+                "a queue like Kueue removes the gate; `kubectl describe pod` shows which one it is"
+            )
             diagnosis = Diagnosis(reason=reasons.GATED, message=message, hint=hint)
             yield _make(diagnosis, pod=name, since_s=since_s)
         elif (problem := diagnose_container(pod)) is not None:
@@ -265,7 +267,7 @@ def _name_claim(diagnosis: Diagnosis, pod: Object, claims: Sequence[Object]) -> 
     message = (
         f"the volume claim {quoted}{of_class} is not bound: nothing has provided its volume yet"
     )
-    hint = f"kubectl describe pvc {' '.join(names_of)} shows why. Often its storage class does not exist"
+    hint = f"`kubectl describe pvc {' '.join(names_of)}` shows why. Often its storage class does not exist"
     return Diagnosis(reason=diagnosis.reason, message=message, hint=hint) if names_of else diagnosis
 
 
@@ -317,7 +319,7 @@ def _find_crashes(
         diagnosis = Diagnosis(
             reason=reasons.CRASH_LOOP,
             message=f"its pod ended {len(dead)} times: {words}{f', {line}' if line else ''}",
-            hint="windlass logs JOB shows its last lines",
+            hint="run `windlass logs JOB` to see its last lines",
         )
         yield _make(diagnosis, pod=name_of(last), since_s=created_s(dead[0]))
 

@@ -74,7 +74,7 @@ _GROUP_MAY_READ = 0o440
 class FileNames:
     """Names of a job's files, which a pod template refers to."""
 
-    keys: tuple[str, ...]  # of the job's own Secret
+    keys: tuple[str, ...]  # keys of the job's own Secret
     num_parts: int  # number of Secrets with the pieces of larger files
 
 
@@ -160,7 +160,7 @@ def read_file_names(pod: Object, job_id: str) -> FileNames:
     if PARTS not in volumes:  # older versions kept the agent in the job's own Secret
         raise SpecError(
             f"{job_id} was created by an older Windlass and cannot get workers of another size",
-            hint=f"windlass compute rm {job_id}, then create it again",
+            hint=f"run `windlass compute rm {job_id}`, then create it again",
         )
     variables = [one for container in pod["containers"] for one in container.get("env", ())]
     sources = [one.get("valueFrom", {}).get("secretKeyRef", {}) for one in variables]

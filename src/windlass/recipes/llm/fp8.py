@@ -23,7 +23,7 @@ from windlass.errors import SpecError
 from windlass.recipes.llm.kernel_launch import can_launch, count_blocks, jit, tl
 
 DTYPE = torch.float8_e4m3fn
-LARGEST = 448.0  # of that dtype
+LARGEST = 448.0  # largest finite value of DTYPE
 SMALLEST = 1e-30  # lower bound of a row's largest value, so that a row of zeros has a scale
 _MEASURED_ROWS, _MEASURED_COLUMNS, _ROWS_AT_ONCE = 512, 256, 32
 _TILE = 128

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-MOST_RANK = 32  # of adapters
+MOST_RANK = 32  # highest rank of adapters
 STEP, BLOCK = 16, 64  # tokens and columns of a tile
 # Matmuls are up to 8 % faster with rows that start at multiples of 128 bytes. The compiler may lay out other
 # rows with gaps.

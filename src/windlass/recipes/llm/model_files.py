@@ -29,7 +29,7 @@ _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
-)  # for Hugging Face's own models
+)  # files that Hugging Face's own models need
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 

@@ -65,7 +65,7 @@ class Commit:
     keep: int
     damaged: frozenset[int]  # steps whose checkpoints do not count toward `keep`
     leftovers: frozenset[str]  # folders of failed saves, where folders cannot be renamed
-    token: str  # of the training that owns the run
+    token: str  # token of the process that owns the run
     timeout_s: float  # how long to wait for the other ranks' shares
 
 

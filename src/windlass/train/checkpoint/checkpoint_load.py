@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 _FAULTS_SHOWN = 3
 _MAX_LISTINGS = 5
 
-FROM_SCRATCH = "to train from scratch, give the run another name, or resume=False (--no-resume)"
+FROM_SCRATCH = "to train from scratch, use another run name or pass resume=False (--no-resume)"
 
 # called with the facts and the step of a complete checkpoint, and raises to refuse it
 Check = Callable[[Mapping[str, Any], int], None]
@@ -56,7 +56,7 @@ class LoadedCheckpoint:
     epoch: int | None
     facts: Mapping[str, Any]
     folder: str
-    world_size: int  # of the training that saved it
+    world_size: int  # world size of the run that saved it
     is_rng_restored: bool  # False if the world size changed, which reseeds the generators
     damaged: frozenset[int]  # steps of newer checkpoints that cannot be read
 
@@ -146,7 +146,7 @@ class _Load:
                 names += [one.folder, *(f"{one.folder}/{name}" for name in (MANIFEST, *files))]
             foreign = find_foreign(self.storage, names)
         if foreign := self.context.broadcast(foreign):
-            raise SpecError(f"{foreign}: not loaded", hint=TRUST_HINT)
+            raise SpecError(f"{foreign}; refusing to load it", hint=TRUST_HINT)
 
     def load_first(self, listed: list[_Listed]) -> tuple[LoadedCheckpoint | None, list[str]]:
         """Load the first usable checkpoint. Also return why the ones before it cannot be used."""

@@ -404,7 +404,7 @@ class WriteRequest:
 
     share: Share
     commit: Commit | None
-    size: int  # of the shared memory
+    size: int  # size of the shared memory
     staged: Staged
 
 

@@ -103,7 +103,7 @@ class Checkpoints:
         self._trust = trust_checkpoint
         self._lock: RunLock | None = None
         self._leftovers: frozenset[str] = frozenset()
-        self._number = 0  # of the last save
+        self._number = 0  # number of the last save
         self._safe_step: int | None = None
         self._plans = SavePlans()
         self._is_async = is_async and not self._storage.is_of_this_process

@@ -46,7 +46,7 @@ class WrappedAt:
     """Placeholder for a wrapper tensor: its class, and the tensors it is rebuilt from."""
 
     kind: type
-    context: Any  # what the class needs besides its parts
+    context: Any  # data that the class needs besides its parts
     size: tuple[int, ...]
     stride: tuple[int, ...]
     parts: dict[str, Any]

@@ -23,7 +23,7 @@ KINDS = ("text", "messages")
 class JsonlRows(Sequence[dict[str, Any]]):
     """Rows of one or more JSONL files, or of all *.jsonl of a folder, without blank lines."""
 
-    is_read_in_background = True  # in a thread, because it draws no random numbers
+    is_read_in_background = True  # a thread can read it, because it draws no random numbers
 
     def __init__(self, paths: str | Path | Iterable[str | Path]) -> None:
         self.paths = find_files(paths)
@@ -37,7 +37,7 @@ class JsonlRows(Sequence[dict[str, Any]]):
     def _open(self) -> None:
         self._maps = [_map(path) for path in self.paths]
         self._starts = [_find_starts(content) for content in self._maps]
-        self._ends: list[int] = []  # of each file, in rows
+        self._ends: list[int] = []  # end of each file, counted in rows
         for starts in self._starts:
             self._ends.append(len(starts) + (self._ends[-1] if self._ends else 0))
 

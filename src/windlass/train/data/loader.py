@@ -45,7 +45,7 @@ class Batch:
 class DataStep:
     """The data of one optimizer step, as this rank sees it."""
 
-    index: int  # from 0, over all epochs
+    index: int  # counts from 0 over all epochs
     epoch: int
     is_last_of_epoch: bool
     micro_batches: tuple[Batch, ...]  # the same number on every rank

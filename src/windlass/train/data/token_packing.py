@@ -49,10 +49,10 @@ class Packs:
     """Pieces of documents in each row, as flat arrays, so that millions of them take little memory."""
 
     length: int
-    documents: array[int]  # of each piece
-    starts: array[int]  # in its document
+    documents: array[int]  # document of each piece
+    starts: array[int]  # start of each piece in its document
     lengths: array[int]
-    ends: array[int]  # of each row, in pieces
+    ends: array[int]  # end of each row, counted in pieces
     report: PackReport
 
     def __len__(self) -> int:
@@ -135,7 +135,7 @@ class PackedTokens:
     PADDING. The first token of a piece has no label, because the piece has no token before it to predict it.
     """
 
-    is_read_in_background = True  # in a thread, because it draws no random numbers
+    is_read_in_background = True  # a thread can read it, because it draws no random numbers
 
     def __init__(
         self, shards: TokenShards, length: int, *, pad_token: int = 0, is_packed: bool = True

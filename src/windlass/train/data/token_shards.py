@@ -27,7 +27,7 @@ from windlass.errors import SpecError
 
 FORMAT = "windlass-tokens-1"
 _INDEX = "index.json"
-_CODES = {"uint16": "H", "uint32": "I"}  # of the array module
+_CODES = {"uint16": "H", "uint32": "I"}  # type codes of the array module
 
 
 class TokenShardWriter:

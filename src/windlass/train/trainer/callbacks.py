@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from windlass.train.trainer.trainer_save import TrainResult
 
 logger = logging.getLogger(__name__)
-STATES_ENTRY = "callbacks"  # in a checkpoint's state
+STATES_ENTRY = "callbacks"  # entry in a checkpoint's state
 _PLAIN = (bool, int, float, str, type(None))
 
 

@@ -27,7 +27,7 @@ from windlass.train.parallel.strategies import LaidOutModel
 from windlass.train.trainer.step_update import StepUpdate
 from windlass.train.trainer.trainer_options import TrainerOptions
 
-FOLDER = "deepspeed"  # in a run's folder
+FOLDER = "deepspeed"  # name of the subfolder in a run's folder
 _KEPT_STATES = 2  # number of newest states to keep, because their checkpoints may be incomplete
 
 

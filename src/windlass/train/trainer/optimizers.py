@@ -28,7 +28,7 @@ from windlass.near_names import did_you_mean
 from windlass.train.trainer.trainer_options import TrainerOptions
 
 ADAMW_8BIT = "adamw8bit"
-_DECAY_SHARE = 0.2  # of all steps, decaying at the end of "wsd"
+_DECAY_SHARE = 0.2  # share of the steps in which "wsd" decays, at its end
 LOSSES: dict[str, Callable[..., Any]] = {
     "cross_entropy": functional.cross_entropy,
     "nll": functional.nll_loss,
@@ -52,7 +52,7 @@ def make_adamw_8bit(groups: list[dict[str, Any]], *, lr: float) -> Optimizer:
     except ImportError as error:
         raise SpecError(
             f"optimizer {ADAMW_8BIT!r} needs torchao, which is not installed here",
-            hint="pip install torchao",
+            hint="run `pip install torchao`",
         ) from error
     if any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"]):
         raise SpecError(

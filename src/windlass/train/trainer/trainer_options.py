@@ -192,22 +192,22 @@ Options = TypeVar("Options", bound=TrainerOptions)
 Config = Mapping[str, Any] | str | os.PathLike[str] | Sequence[str]
 
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_FOREIGN_NAMES = {  # from Hugging Face's Trainer and itwinai's optimizers
-    "optimizer_name": "it is called optimizer here",
-    "learning_rate": "it is called lr here",
-    "num_train_epochs": "it is called epochs here",
-    "max_steps": "it is called steps here",
+_FOREIGN_NAMES = {  # names in Hugging Face's Trainer and itwinai's optimizers
+    "optimizer_name": "use `optimizer` instead",
+    "learning_rate": "use `lr` instead",
+    "num_train_epochs": "use `epochs` instead",
+    "max_steps": "use `steps` instead",
     "per_device_train_batch_size": "batch counts the samples of one step over ALL ranks; "
     "micro_batch counts those of one rank and pass",
-    "gradient_accumulation_steps": "it follows from batch, micro_batch and the number of ranks",
-    "lr_scheduler_type": "it is called scheduler here",
-    "warmup_steps": "it is called warmup here",
-    "max_grad_norm": "it is called clip here",
-    "logging_steps": "it is called log_every here",
-    "eval_steps": "it is called validate_every here",
-    "save_steps": "it is called checkpoint_every here",
-    "save_total_limit": "it is called keep here",
-    "report_to": "it is called trackers here",
+    "gradient_accumulation_steps": "computed from batch, micro_batch and the number of ranks",
+    "lr_scheduler_type": "use `scheduler` instead",
+    "warmup_steps": "use `warmup` instead",
+    "max_grad_norm": "use `clip` instead",
+    "logging_steps": "use `log_every` instead",
+    "eval_steps": "use `validate_every` instead",
+    "save_steps": "use `checkpoint_every` instead",
+    "save_total_limit": "use `keep` instead",
+    "report_to": "use `trackers` instead",
 }
 
 
@@ -346,7 +346,7 @@ def _read_yaml(path: Path, text: str) -> Any:
     except ModuleNotFoundError:
         raise SpecError(
             f"reading {path} needs PyYAML, which is not installed here",
-            hint="pip install pyyaml, or write the config as .json",
+            hint="run `pip install pyyaml`, or write the config as .json",
         ) from None
     try:
         return yaml.safe_load(text)

@@ -46,7 +46,7 @@ class TrainProgress:
     epoch: int = 0  # epochs done
     best: float | None = None
     best_step: int | None = None
-    bad_validations: int = 0  # in a row
+    bad_validations: int = 0  # number of consecutive validations without improvement
     num_skipped: int = 0  # steps skipped because of their gradients
     validation: dict[str, float] = field(default_factory=dict)  # metrics of the last validation
 

@@ -133,7 +133,7 @@ def _take_apart(loader: Any) -> dict[str, Any]:
     """Return a DataLoader's settings, except for its batch size and its order."""
     if loader.batch_size is None:
         raise SpecError(
-            "the trainer cannot take apart a DataLoader without a batch size or with a batch_sampler",
+            "the trainer does not support a DataLoader that has a batch_sampler or no batch size",
             hint=_HINT,
         )
     if not isinstance(loader.dataset, IterableDataset) and not _takes_each_once(loader.sampler):
@@ -313,7 +313,7 @@ def _lay_out(trainer: TorchTrainer) -> LaidOutModel:
         )
     check_optimizer(trainer.optimizer)
     check_further(further, trainer.optimizer, laid_out.model, trainer.loss)
-    if not is_training:  # as from_pretrained returns it, otherwise the user's modes are kept
+    if not is_training:  # from_pretrained returns such models; otherwise the user's modes are kept
         laid_out.module.train()
     return laid_out
 
@@ -450,7 +450,7 @@ def _warn_of_nothing_to_train(trainer: TorchTrainer) -> None:
     step = trainer.progress.step
     if step > trainer.total_steps and trainer.context.is_main:
         logger.warning(
-            "this run is already at step %d, past its end at %d, so nothing is trained; hint: give more "
+            "this run is already at step %d, past its end at %d, so nothing is trained; hint: set more "
             "steps or epochs to continue, or another run name to start from scratch",
             *(step, trainer.total_steps),
         )

@@ -17,8 +17,8 @@ class StartNode(Message, kind="start_node"):
 
     node: Count
     plan: str  # the plan's path
-    run_dir: str  # for sockets
-    log: str  # where the agent's own output goes
+    run_dir: str  # folder for sockets
+    log: str  # file for the agent's own output
     hidden: Mapping[str, str]  # variables that are never written to disk
 
 

@@ -54,7 +54,7 @@ class CallProfile(Message):
     start: str
     env: Mapping[str, str]
     project: ProjectPlace
-    version: str  # of the project's files
+    version: str  # version of the project's files
     is_watched: bool
     method: str
     collect: str
@@ -63,7 +63,7 @@ class CallProfile(Message):
     launch_timeout_s: float
     detach: bool
     sources: Mapping[str, str]
-    sizes: NodeSizes | None = None  # for a framework that counts resources itself
+    sizes: NodeSizes | None = None  # set if the framework counts resources itself
 
 
 class SetProfile(Message, kind="profile"):

@@ -70,7 +70,7 @@ class RunCall(Message, kind="call"):
     stream: bool
     reload: bool  # the project has changed since the last call
     is_watched: bool
-    sources: Mapping[str, str]  # for tracebacks
+    sources: Mapping[str, str]  # source text for tracebacks
     meeting: Mapping[str, str]  # rendezvous variables
     part: Count  # part of the store that only this call uses
     file: str = ""

@@ -34,7 +34,7 @@ class CallRankSetup(Message):
     keep: bool  # the rank stays after a call
     start: str
     cwd: str
-    root: str  # of the project
+    root: str  # root of the project
     paths: Sequence[str]
     spill: str = ""  # the folder for large results
     peer_wait_s: float = 0.0

@@ -22,8 +22,10 @@ class Hello(Message, kind="hello"):
     job_id: str
     node: Count | None = None
     lease: bool = False  # a client that holds the job's lease
-    has: Mapping[str, Count] | None = None  # from a client that wants files: bytes it has of each
-    farewell: AgentIdentity | None = None  # from a node that ends permanently and has no lead
+    has: Mapping[str, Count] | None = (
+        None  # sent by a client that requests files: bytes it already has of each
+    )
+    farewell: AgentIdentity | None = None  # if a node without a lead exits permanently
     memory: LeadHandover | None = None  # the lead's state that this node kept
     asks_index: str = ""  # identity of an agent that has no index yet
     agent: str = ""  # identity of an agent that received its index from a lead

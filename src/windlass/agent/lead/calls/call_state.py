@@ -118,10 +118,10 @@ class Call:
     """One call, from its request to its last answer."""
 
     id: str
-    asked: CallProfile
+    profile: CallProfile
     sizes: Sequence[int]
     body: bytes
-    shape: str  # of the worlds that can run it
+    shape: str  # shape of the worlds that can run it
     file: str = ""
     sync: tuple[SyncCode, bytes] | None = None
     constructor: tuple[MakeObject, bytes] | None = None
@@ -142,9 +142,9 @@ class Call:
     stop_signal: int = signal.SIGTERM  # signal for its ranks when it is stopped
     listeners: list[CallListener] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    timer: asyncio.TimerHandle | None = None  # for its time limit
+    timer: asyncio.TimerHandle | None = None  # fires at the call's time limit
     pacing: asyncio.Future[None] | None = None  # flow control of a stream
-    on_trouble: Callable[[Call], None] | None = None  # for a call that bypassed the queue
+    on_trouble: Callable[[Call], None] | None = None  # set for a call that bypassed the queue
 
     @property
     def is_final(self) -> bool:
@@ -161,7 +161,7 @@ class Call:
         held an object are not replaced for a detached call, because only a client could recreate the object.
         """
         is_unreached = self.attempt is not None and len(self.unreached) == self.attempt.num_ranks
-        can_make = not world.instance or not self.asked.detach
+        can_make = not world.instance or not self.profile.detach
         return is_unreached and can_make and self.stop is None and world.made_for != self.id
 
     def start_again(self) -> None:
@@ -304,15 +304,15 @@ class Call:
 def make_call_status(call: Call, plan: Plan, ahead: int) -> JobStatus:
     """Return the status of a call. `ahead` is the number of calls that must end before it can start."""
     world = call.attempt.world if call.attempt else None
-    asked = call.asked.world
+    requested = call.profile.world
     return JobStatus(
         job_id=call.id,
-        name=call.asked.name,
+        name=call.profile.name,
         engine=plan.engine,
-        work=call.asked.name,
+        work=call.profile.name,
         phase=_PHASES[call.state],
-        num_nodes=len(world.nodes) if world else asked.nodes,
-        num_ranks=len(asked.ranks or ()) or asked.nodes * asked.procs,
+        num_nodes=len(world.nodes) if world else requested.nodes,
+        num_ranks=len(requested.ranks or ()) or requested.nodes * requested.procs,
         detach=True,
         created_at_s=call.created_at_s,
         ended_at_s=call.ended_at_s,

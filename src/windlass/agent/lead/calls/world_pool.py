@@ -20,6 +20,7 @@ from windlass.agent.lead.node_table import JoinedNode, NodeTable
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.stores import Store, Stores
 from windlass.agent.lead.world import Changes, World, WorldTable, make_world_nodes
+from windlass.errors import count_noun
 from windlass.frameworks.framework import load_framework
 from windlass.plan.plan import Plan, make_nodes
 from windlass.records import to_json
@@ -33,12 +34,12 @@ CLEAR_MARGIN_S = 5.0  # time for ranks to exit after their grace period
 _STORE_S = 30.0
 
 
-def shape_of(asked: CallProfile) -> str:
+def shape_of(profile: CallProfile) -> str:
     """Return the requirements of a call on its ranks, as a string to compare."""
-    project = asked.project
+    project = profile.project
     place = [project.cwd, project.root, project.paths]
-    forked = [asked.preload, asked.store, asked.start, asked.framework, asked.sizes]
-    return json.dumps([asked.world, asked.env, forked, place], default=to_json)
+    forked = [profile.preload, profile.store, profile.start, profile.framework, profile.sizes]
+    return json.dumps([profile.world, profile.env, forked, place], default=to_json)
 
 
 class WorldPool:
@@ -64,7 +65,7 @@ class WorldPool:
         self._first_nodes = nodes.plan.nodes  # the nodes in the plan file
         self._slots: dict[str, World] = {}
         self._spare: World | None = None
-        self._numbers = itertools.count()  # of worlds and of stores
+        self._numbers = itertools.count()  # numbers for worlds and stores
 
     def has_instance(self, slot: str, instance: str) -> bool:
         """Return whether the object of a kept world is alive."""
@@ -76,7 +77,7 @@ class WorldPool:
         plan = self._nodes.plan
         nodes = make_nodes(num_nodes, plan.nodes[0].num_ranks, job_name=plan.name)
         self._nodes.resize(plan.with_nodes(nodes))
-        for index in self._nodes.here() if ends_others else ():
+        for index in self._nodes.joined() if ends_others else ():
             if index >= num_nodes:
                 self._nodes.order(index, EndAgent())
 
@@ -84,19 +85,19 @@ class WorldPool:
 
     def find(self, call: Call) -> World | None:
         """Return a world that can run this call immediately, or None."""
-        asked = call.asked
-        world = self._slots.get(asked.slot) if asked.slot else self._spare
+        profile = call.profile
+        world = self._slots.get(profile.slot) if profile.slot else self._spare
         if world is None or not world.is_alive or world.shape != call.shape:
             return None
         if self._nodes.one_world.unreachable():
             return None
-        if not asked.slot and self._has_grown(world, call):
+        if not profile.slot and self._has_grown(world, call):
             return None
-        if asked.slot and (world.instance != asked.instance or call.constructor is not None):
+        if profile.slot and (world.instance != profile.instance or call.constructor is not None):
             return None
-        if not all(self._ready_nodes.is_up_to_date(index, asked) for index in world.nodes):
+        if not all(self._ready_nodes.is_up_to_date(index, profile) for index in world.nodes):
             return None
-        if not self._set_meeting(world, asked):
+        if not self._set_meeting(world, profile):
             return None
         if world is self._spare:
             self._spare = None
@@ -104,11 +105,11 @@ class WorldPool:
 
     async def prepare(self, call: Call) -> World | None:
         """Prepare nodes, code and ranks for a call. Return None if the call was stopped meanwhile."""
-        asked, ready_nodes = call.asked, self._ready_nodes
-        if asked.world.nodes > len(self._nodes.plan.nodes):  # an earlier lead was scaled up
-            self.scale(asked.world.nodes)
+        profile, ready_nodes = call.profile, self._ready_nodes
+        if profile.world.nodes > len(self._nodes.plan.nodes):  # an earlier lead was scaled up
+            self.scale(profile.world.nodes)
         while True:
-            wanted = make_world_nodes(self._nodes.plan, asked.world)
+            wanted = make_world_nodes(self._nodes.plan, profile.world)
             await ready_nodes.wait_for(call, [node.index for node in wanted])
             if call.stop is not None:
                 return None
@@ -116,36 +117,36 @@ class WorldPool:
             indexes = [node.index for node in plan.nodes]
             ready_nodes.sync(call, indexes)
             await ready_nodes.set_up(call, indexes, before=self._give_up_all)
-            if load_framework(asked.framework).cluster is not None:
+            if load_framework(profile.framework).cluster is not None:
                 if not await self._await_cluster(call, indexes):
                     continue  # a node was lost meanwhile
-            elif asked.store:
-                await self._await_store(asked)
+            elif profile.store:
+                await self._await_store(profile)
             world = self.find(call)
             if world is not None or call.stop is not None:
                 return world
             await self._make_room(call)
-            if all(ready_nodes.is_up_to_date(index, asked) for index in indexes):
+            if all(ready_nodes.is_up_to_date(index, profile) for index in indexes):
                 break  # otherwise a node was replaced meanwhile and has nothing yet
         made = self._make(call, plan)
-        self._set_meeting(made, asked)
+        self._set_meeting(made, profile)
         return made
 
     def _has_grown(self, world: World, call: Call) -> bool:
         """Return whether a call would get more nodes than a world has, because others have joined since."""
-        asked = call.asked.world
-        if asked.min_nodes == asked.nodes:
+        requested = call.profile.world
+        if requested.min_nodes == requested.nodes:
             return False
         return len(self._plan_world(call).nodes) > len(world.nodes)
 
     def _plan_world(self, call: Call) -> Plan:
         """Return the plan of a call: all requested nodes, or those that have joined if fewer are enough."""
-        asked = call.asked.world
+        requested = call.profile.world
         here = None
-        if asked.min_nodes < asked.nodes:
-            here = [index for index in range(asked.nodes) if index in self._nodes]
-        plan = replace(self._nodes.plan, framework=call.asked.framework)
-        return plan.with_nodes(make_world_nodes(plan, asked, here))
+        if requested.min_nodes < requested.nodes:
+            here = [index for index in range(requested.nodes) if index in self._nodes]
+        plan = replace(self._nodes.plan, framework=call.profile.framework)
+        return plan.with_nodes(make_world_nodes(plan, requested, here))
 
     # -- meeting points -----------------------------------------------------------------------
 
@@ -160,11 +161,11 @@ class WorldPool:
             address = own or address
         return load_framework(world.plan.framework).make_call_env(place.describe(address))
 
-    def _set_meeting(self, world: World, asked: CallProfile) -> bool:
+    def _set_meeting(self, world: World, profile: CallProfile) -> bool:
         """Set the meeting point of a world if possible. Return False while the store is not open."""
         if world.meeting is not None:
             return True
-        if not asked.store:
+        if not profile.store:
             world.meeting = self._stores.reserve_port(next(self._numbers))
             return True
         framework = world.plan.framework
@@ -173,9 +174,9 @@ class WorldPool:
             world.meeting = store
         return world.meeting is not None
 
-    async def _await_store(self, asked: CallProfile) -> None:
-        self._open_store(asked)
-        store = self._stores.find(asked.framework)
+    async def _await_store(self, profile: CallProfile) -> None:
+        self._open_store(profile)
+        store = self._stores.find(profile.framework)
         if store is not None and not await self._changed.until(
             lambda: store.port is not None, timeout_s=_STORE_S
         ):
@@ -183,53 +184,53 @@ class WorldPool:
 
     async def _await_cluster(self, call: Call, indexes: list[int]) -> bool:
         """Wait until the framework's own processes run on all nodes. Return False if the cluster is lost."""
-        asked = call.asked
-        sizes, number = asked.sizes or NodeSizes(), next(self._numbers)
-        own = load_framework(asked.framework).cluster
+        profile = call.profile
+        sizes, number = profile.sizes or NodeSizes(), next(self._numbers)
+        own = load_framework(profile.framework).cluster
         if own is not None and own.is_in_project:
-            place = asked.project
+            place = profile.project
             sizes = replace(sizes, cwd=place.cwd, paths=(place.root, *place.paths))
-        cluster = self._clusters.open(asked.framework, number, indexes, sizes, asked.preload)
+        cluster = self._clusters.open(profile.framework, number, indexes, sizes, profile.preload)
         if not cluster.is_settled:
-            what = f"starting {asked.framework} on {len(indexes)} node(s)"
+            what = f"starting {profile.framework} on {count_noun(len(indexes), 'node')}"
             call.report_waiting(CallWaiting(id=call.id, what=what))
         await self._changed.until(
             lambda: cluster.is_settled or call.stop is not None,
-            timeout_s=asked.launch_timeout_s,
+            timeout_s=profile.launch_timeout_s,
         )
         failure = cluster.find_error()
-        if cluster.error and self._clusters.find(asked.framework) is cluster:
-            self._clusters.close(asked.framework)
+        if cluster.error and self._clusters.find(profile.framework) is cluster:
+            self._clusters.close(profile.framework)
         if failure is not None:
             node, error = failure
             raise NotReady(error, node)
         if not cluster.is_settled:
-            late = f"{asked.framework} did not start within {asked.launch_timeout_s:g} s"
-            raise NotReady(f"{late} (launch_timeout)", None)
+            late = f"{profile.framework} did not start within {profile.launch_timeout_s:g} s"
+            raise NotReady(f"{late} (launch_timeout)", hint="raise launch_timeout=...")
         return not cluster.is_given_up
 
-    def _open_store(self, asked: CallProfile) -> None:
-        if self._stores.find(asked.framework) is None:
+    def _open_store(self, profile: CallProfile) -> None:
+        if self._stores.find(profile.framework) is None:
             number = next(self._numbers)
-            self._stores.open(asked.framework, number, asked.preload, is_shared=True)
+            self._stores.open(profile.framework, number, profile.preload, is_shared=True)
 
-    def renew_store(self, asked: CallProfile) -> None:
+    def renew_store(self, profile: CallProfile) -> None:
         """Replace a store that has served many calls and that no world uses any more."""
         in_use = [world.meeting for world in self._worlds.all()]
-        if asked.store and self._stores.is_worn(asked.framework, in_use):
-            self._stores.close(asked.framework)
-            self._open_store(asked)
+        if profile.store and self._stores.is_worn(profile.framework, in_use):
+            self._stores.close(profile.framework)
+            self._open_store(profile)
 
     # -- making a world ------------------------------------------------------------------------
 
     async def _make_room(self, call: Call) -> None:
         """End the spare world and the world in the call's slot, so that a new world can be created."""
-        if call.asked.instance and call.constructor is None:
+        if call.profile.instance and call.constructor is None:
             raise MustMake
         if self._spare is not None:
             self.dismiss(self._spare, now=True)
             self._spare = None
-        old = self._slots.pop(call.asked.slot, None) if call.asked.slot else None
+        old = self._slots.pop(call.profile.slot, None) if call.profile.slot else None
         if old is not None:
             self.dismiss(old, now=False)
             limit_s = self._nodes.plan.grace_s + CLEAR_MARGIN_S
@@ -237,18 +238,18 @@ class WorldPool:
             self._worlds.forget(old)
 
     def _make(self, call: Call, plan: Plan) -> World:
-        asked = call.asked
+        profile = call.profile
         world = World(
             next(self._numbers),
             plan,
             call.shape,
             made_for=call.id,
-            slot=asked.slot,
-            instance=asked.instance,
-            version=asked.version,
+            slot=profile.slot,
+            instance=profile.instance,
+            version=profile.version,
         )
         self._worlds.add(world)
-        self._worlds.send(world, _make_fork_order(world, asked))
+        self._worlds.send(world, _make_fork_order(world, profile))
         if plan.nodes != self._first_nodes:
             self._status_writer.keep_world(world.number, plan)
         if world.slot:
@@ -310,12 +311,12 @@ class WorldPool:
         self._clusters.drop_all(close=True)  # on some nodes the processes may still run
 
 
-def _make_fork_order(world: World, asked: CallProfile) -> ForkWorld:
-    project = asked.project
+def _make_fork_order(world: World, profile: CallProfile) -> ForkWorld:
+    project = profile.project
     about = CallRankSetup(
         framework=world.plan.framework,
         keep=bool(world.slot),
-        start=asked.start,
+        start=profile.start,
         cwd=project.cwd,
         root=project.root,
         paths=project.paths,
@@ -323,8 +324,8 @@ def _make_fork_order(world: World, asked: CallProfile) -> ForkWorld:
     return ForkWorld(
         world=world.number,
         nodes=world.plan.nodes,
-        preload=asked.preload,
-        env=asked.env,
+        preload=profile.preload,
+        env=profile.env,
         about=about,
     )
 

@@ -134,7 +134,7 @@ class Home(Protocol):
 
 def _describe_queue(num_ahead: int, first: str) -> str:
     more = f", and {num_ahead - 1} more wait before this one" if num_ahead > 1 else ""
-    return f"waiting for the call {first} to end{more}; windlass cancel {first} ends it"
+    return f"waiting for the call {first} to end{more}; `windlass cancel {first}` stops it"
 
 
 class ClientCall:
@@ -151,7 +151,7 @@ class ClientCall:
         self._file = ""
         self._has_resumed = False
         self._payloads: dict[str, bytearray] = {}
-        self._waiting = ""  # what the call waits for
+        self._waiting = ""  # reason why the call waits
         self._refusal = ""  # reason of the lead's last refusal
         self.reply = Reply()
         self._on_log = on_log

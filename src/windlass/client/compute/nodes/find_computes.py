@@ -58,7 +58,7 @@ class IdleCompute:
 
     name: str
     num_nodes: int
-    gpus: int = 0  # of all its nodes
+    gpus: int = 0  # GPUs of all its nodes
 
     def __str__(self) -> str:
         count, thing = (self.gpus, "GPU") if self.gpus else (self.num_nodes, "node")
@@ -147,7 +147,7 @@ def remove_by_command(settings: Settings) -> Callable[[str], str]:
     The command includes the namespace if a flag set it.
     """
     where = f" --namespace {settings.namespace}" if _names_namespace(settings) else ""
-    return lambda name: f"windlass compute rm {name}{where}"
+    return lambda name: f"`windlass compute rm {name}{where}`"
 
 
 def remove_by_call(settings: Settings) -> Callable[[str], str]:
@@ -213,7 +213,9 @@ def find_meant(wanted: ResolvedCompute, text: str) -> list[tuple[JobRef, Plan]]:
     living = [one for one in meant if is_live(engine, one[0])]
     others = [name_for(engine, *one) for one in named if one not in meant]
     if owner and not living:
-        hint = f"there is {others[0]}" if others else "windlass compute ls lists the live ones"
+        hint = (
+            f"there is {others[0]}" if others else "run `windlass compute ls` to list the live ones"
+        )
         raise JobNotFound(f"{owner} has no compute {name} here", hint=hint)
     if others and not living:
         raise make_refusal(name, others[0])
@@ -236,10 +238,10 @@ def end_job(wanted: ResolvedCompute, ref: JobRef) -> None:
 class NodeDiscovery:
     """Search for live nodes by a compute's name, to reuse or replace them."""
 
-    def __init__(self, wanted: ResolvedCompute, asked_as: str) -> None:
+    def __init__(self, wanted: ResolvedCompute, qualified_name: str) -> None:
         self._wanted = wanted
-        self._asked_as = asked_as
-        self._name = split_owner(asked_as)[1]
+        self._qualified_name = qualified_name
+        self._name = split_owner(qualified_name)[1]
 
     @contextlib.contextmanager
     def lock_name(self) -> Iterator[None]:
@@ -252,11 +254,11 @@ class NodeDiscovery:
 
     def list_refs(self) -> list[JobRef]:
         """Return the jobs of the live nodes with this name."""
-        return [ref for ref, _ in find_meant(self._wanted, self._asked_as)]
+        return [ref for ref, _ in find_meant(self._wanted, self._qualified_name)]
 
     def find(self) -> tuple[JobRef, bool] | None:
         """Return usable nodes and whether they are this user's, or None. Ends nodes with another spec."""
-        for ref, plan in find_meant(self._wanted, self._asked_as):
+        for ref, plan in find_meant(self._wanted, self._qualified_name):
             if not is_own(self._wanted.engine, ref, plan):
                 return ref, False
             if isinstance(plan.work, Calls) and plan.work.fixed == self._wanted.digest:
@@ -272,7 +274,7 @@ class NodeDiscovery:
         if self._is_at_work(ref):
             raise SpecError(
                 f"{self._name} has unfinished calls, but its nodes must be replaced ({change})",
-                hint=f"wait for its calls, run windlass compute rm {self._name}, or use another name=",
+                hint=f"wait for its calls, run `windlass compute rm {self._name}`, or use another name=",
             )
         say(
             f"{self._name}: replacing its nodes, because some settings cannot change in place ({change})"
@@ -308,7 +310,7 @@ class LiveCompute:
     calls: tuple[Mapping[str, str], ...] = ()  # the latest calls: id, name, state
 
     @property
-    def asked_as(self) -> str:
+    def qualified_name(self) -> str:
         """Name to use in requests: `owner/name` if another user owns the compute."""
         return join_owner(self.owner, self.name)
 
@@ -323,7 +325,7 @@ class FoundCompute:
     owner: str = ""  # empty: this user
 
 
-def places(flags: Mapping[str, Any]) -> list[ResolvedCompute]:
+def search_targets(flags: Mapping[str, Any]) -> list[ResolvedCompute]:
     """Return the places to search: the chosen engine, else this machine and the default engine."""
     settings = read_settings_here(flags)
     return [decide({**flags, "engine": name}, is_there=True) for name in _engines(settings)]
@@ -407,5 +409,5 @@ def find_living(text: str, wheres: Sequence[ResolvedCompute]) -> FoundCompute:
         if one.name == text:
             raise make_refusal(text, join_owner(one.owner, one.name))
     known = [compute.name for compute in meant.values()]
-    hint = did_you_mean(name, known, "windlass compute ls lists them")
+    hint = did_you_mean(name, known, "run `windlass compute ls` to list them")
     raise JobNotFound(f"compute {text!r:.80} not found", hint=hint)
