@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.wire.payloads import make_spill, remove_spills
+from windlass.wire.payloads import make_spill_folder, remove_spills
 
 CALL = """
 import windlass as wl
@@ -70,14 +70,14 @@ def test_own_folder_that_others_can_enter_is_not_used(tmp_path, monkeypatch, is_
     else:
         mine.mkdir()
         mine.chmod(0o777)
-    assert make_spill("job-0", tmp_path) == tmp_path / "payloads"
+    assert make_spill_folder("job-0", tmp_path) == tmp_path / "payloads"
     assert list(mine.iterdir()) == []
 
 
 def test_only_the_payloads_of_this_job_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("windlass.wire.payloads._SHARED_MEMORY", str(tmp_path))
     for name in ("train-0", "train-12", "train-big-0"):
-        make_spill(name, tmp_path)
+        make_spill_folder(name, tmp_path)
     remove_spills("train")
     assert [path.name for path in (tmp_path / f"windlass-{os.geteuid()}").iterdir()] == [
         "train-big-0"
@@ -86,6 +86,6 @@ def test_only_the_payloads_of_this_job_are_removed(tmp_path, monkeypatch):
 
 def test_payloads_are_beside_the_sockets_without_shared_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("windlass.wire.payloads._SHARED_MEMORY", str(tmp_path / "none"))
-    spill = make_spill("job-0", tmp_path)
+    spill = make_spill_folder("job-0", tmp_path)
     assert spill == tmp_path / "payloads"
     assert stat.S_IMODE(spill.stat().st_mode) == 0o700

@@ -102,14 +102,14 @@ class ForkServer:
     def guard(self, request: GuardRanks, lease_fd: int) -> None:
         """Make this server, and servers started later, end the ranks when their lease lapses."""
         self._guard = request, lease_fd
-        self._ask(request, (lease_fd,))
+        self._send_request(request, (lease_fd,))
 
     def extend(self, preload: Sequence[str]) -> None:
         """Request the import of more modules. The server sends `ModulesImported` again."""
         more = [name for name in preload if name not in self._preload]
         if more:
             self._preload += more
-            self._ask(PreloadModules(modules=more))
+            self._send_request(PreloadModules(modules=more))
 
     def revive(self) -> None:
         """Restart the server if it has died."""
@@ -127,7 +127,7 @@ class ForkServer:
         """Request one rank. `ProcessStarted` and a single `ProcessExited` follow as events."""
         if own := self._own_variables:
             request = request.replaced(forget=own)
-        self._ask(request, fds)
+        self._send_request(request, fds)
 
     def open_store(
         self,
@@ -144,14 +144,14 @@ class ForkServer:
         if cluster is not None:
             cluster = cluster.replaced(forget=self._own_variables)
             request = request.replaced(cluster=cluster)
-        self._ask(request, fds)
+        self._send_request(request, fds)
 
     @property
     def _own_variables(self) -> list[str]:
         """Variables that were set for the server alone, which its children must not inherit."""
         return [name for name in (names.OPENBLAS_NUM_THREADS,) if name not in self._env]
 
-    def _ask(self, request: Message, fds: tuple[int, ...] = ()) -> None:
+    def _send_request(self, request: Message, fds: tuple[int, ...] = ()) -> None:
         if self._control is None:
             return
         body = json.dumps(request.to_header(), default=to_json).encode()

@@ -95,7 +95,7 @@ class JobNames:
     def list_all(self) -> list[TrainerJob]:
         """Return all jobs that Windlass created in this namespace, newest first."""
         by_ref = {str(one.job.ref): one for one in self._known.values()}
-        return [by_ref.get(str(ref)) or self._read(ref) for ref in self._list_refs()]
+        return [by_ref.get(str(ref)) or self._load_job(ref) for ref in self._list_refs()]
 
     def forget(self, name: str) -> None:
         """Drop a job from the cache, so that the next lookup reads it again."""
@@ -114,7 +114,7 @@ class JobNames:
         for ref in refs:
             if is_made_from(ref.job_id, name) and self.engine.status(ref).name == name:
                 return ref
-        known = [self._read(ref).name for ref in refs]
+        known = [self._load_job(ref).name for ref in refs]
         hint = did_you_mean(name, known, "list the jobs with client.list_jobs()", alike=0.5)
         raise JobMissing(f"job {name!r} not found", hint=hint)
 
@@ -123,7 +123,7 @@ class JobNames:
         refs = [ref for ref in self.engine.jobs() if ref.place == namespace]
         return [ref for ref in refs if self._is_free(ref.job_id)]
 
-    def _read(self, ref: JobRef) -> TrainerJob:
+    def _load_job(self, ref: JobRef) -> TrainerJob:
         name = ref.job_id
         with contextlib.suppress(WindlassError):  # list unreadable jobs by their ids
             status_name = self.engine.status(ref).name

@@ -37,7 +37,7 @@ def pack(value: Any, *, name: str) -> list[Segment]:
         return [pickle.dumps(value, protocol=5)]
     buffers: list[Segment] = []
 
-    def keep_aside(buffer: pickle.PickleBuffer) -> bool:
+    def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
         try:
             raw = buffer.raw()
         except BufferError:  # the buffer is not contiguous
@@ -47,7 +47,7 @@ def pack(value: Any, *, name: str) -> list[Segment]:
         buffers.append(raw)
         return False
 
-    return [pickling.dump(value, name=name, keep_aside=keep_aside), *buffers]
+    return [pickling.dump(value, name=name, keep_in_band=keep_in_band), *buffers]
 
 
 def unpack(segments: Sequence[Segment]) -> Any:
@@ -93,7 +93,7 @@ def map_file(path: str) -> mmap.mmap | bytes:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
-def make_spill(name: str, fallback: Path) -> Path:
+def make_spill_folder(name: str, fallback: Path) -> Path:
     """Make the folder for a node's payloads, in shared memory if possible, else in `fallback`.
 
     Falls back if shared memory is too small. Also falls back if another user owns a folder of that name,

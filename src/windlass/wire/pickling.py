@@ -114,15 +114,15 @@ _WHAT = {
 
 
 def dump(
-    value: Any, *, name: str, keep_aside: Callable[[pickle.PickleBuffer], bool] | None = None
+    value: Any, *, name: str, keep_in_band: Callable[[pickle.PickleBuffer], bool] | None = None
 ) -> bytes:
     """Pickle `value`. An error names the part that cannot be pickled, starting at `name`.
 
-    The pickle includes large buffers, except those for which `keep_aside` returns False.
+    The pickle includes large buffers, except those for which `keep_in_band` returns False.
     """
     out = io.BytesIO()
     try:
-        _make_pickler(out, keep_aside).dump(value)
+        _make_pickler(out, keep_in_band).dump(value)
     except Exception as error:
         raise make_pickling_error(value, name, error) from error
     return out.getvalue()
@@ -141,12 +141,12 @@ def _hint(why: str) -> str:
 
 
 def _make_pickler(
-    out: io.BytesIO, keep_aside: Callable[[pickle.PickleBuffer], bool] | None = None
+    out: io.BytesIO, keep_in_band: Callable[[pickle.PickleBuffer], bool] | None = None
 ) -> Any:
     import cloudpickle
 
     pickler = _pickler_class(cloudpickle, getattr(sys.modules.get("torch"), "Tensor", None))
-    return pickler(out, protocol=5, buffer_callback=keep_aside)
+    return pickler(out, protocol=5, buffer_callback=keep_in_band)
 
 
 @functools.lru_cache(maxsize=4)

@@ -45,7 +45,7 @@ def lose(nodes, index):
 
 def test_nodes_join_leave_and_return(play):
     def story(nodes):
-        assert (nodes.here(), nodes.missing(), nodes.is_complete) == ([0, 1, 2], [], True)
+        assert (nodes.joined(), nodes.missing(), nodes.is_complete) == ([0, 1, 2], [], True)
         assert lose(nodes, 1) is not None
         assert lose(nodes, 1) is None
         assert (nodes.missing(), nodes.lost, nodes.is_complete) == ([1], {1}, False)
@@ -83,7 +83,7 @@ def test_status_has_the_pod_of_each_node_and_the_last_of_a_lost_one(play):
 def test_a_node_without_the_code_does_not_count(play):
     def story(nodes):
         join(nodes, 2, is_prepared=False)
-        assert (nodes.here(), nodes.prepared()) == ([0, 1, 2], [0, 1])
+        assert (nodes.joined(), nodes.prepared()) == ([0, 1, 2], [0, 1])
         assert (nodes.is_complete, nodes.is_enough) == (False, True)
         nodes.prepare(2)
         assert nodes.is_complete
@@ -117,10 +117,10 @@ def test_imports_are_done_when_all_nodes_have_joined_and_imported(play):
 def test_a_node_is_named_with_its_machine(play):
     def story(nodes):
         join(nodes, 1, host="rack-7")
-        assert nodes.name(0) == "job-1-node-0"
-        assert nodes.name(1) == "job-1-node-1 (on rack-7)"
-        assert nodes.name(2) == "job-1-node-2"
-        assert nodes.name(7) == "node 7"
+        assert nodes.describe(0) == "job-1-node-0"
+        assert nodes.describe(1) == "job-1-node-1 (on rack-7)"
+        assert nodes.describe(2) == "job-1-node-2"
+        assert nodes.describe(7) == "node 7"
 
     play(story, 0)
 

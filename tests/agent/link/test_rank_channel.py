@@ -23,9 +23,9 @@ async def converse(rank, sent=(), num_answers=0):
             done.set()
 
     node = NodeEnd(asyncio.get_running_loop(), hear)
-    end = RankEnd(os.dup(node.theirs))
+    end = RankEnd(os.dup(node.rank_fd))
     thread = threading.Thread(target=rank, args=(end,))
-    node.give_away()
+    node.close_rank_end()
     thread.start()
     for header, body in sent:
         node.send(render_frame(header, body))
@@ -69,8 +69,8 @@ def test_stray_bytes_of_user_code_end_the_channel():
     async def garble():
         received_by_rank = []
         node = NodeEnd(asyncio.get_running_loop(), received_by_rank.append)
-        end = os.dup(node.theirs)
-        node.give_away()
+        end = os.dup(node.rank_fd)
+        node.close_rank_end()
         os.write(end, b"\xff" * 64)
         os.close(end)
         while node.read():

@@ -323,7 +323,7 @@ class Clusters:
                 self._give_up(framework, cluster, index)
 
     def lose_node(self, index: int) -> None:
-        """Give up each cluster that cannot run without a node that is gone."""
+        """Give up each cluster that cannot run without a lost node."""
         for framework, cluster in list(self._clusters.items()):
             own = load_framework(framework).cluster
             if own is not None and own.needs_all and index in (0, *cluster.wanted):

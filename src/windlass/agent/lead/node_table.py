@@ -168,7 +168,7 @@ def _name(indexes: Iterable[int]) -> str:
 @dataclass(slots=True)
 class _Holder:
     agent: str
-    until_s: float  # when its ranks are certainly dead
+    until_s: float  # time after which its ranks are certainly dead
 
 
 class IndexTable:

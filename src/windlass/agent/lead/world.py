@@ -84,17 +84,17 @@ class World:
 
 
 def make_world_nodes(
-    plan: Plan, asked: WorldRequest, here: Sequence[int] | None = None
+    plan: Plan, requested: WorldRequest, here: Sequence[int] | None = None
 ) -> tuple[NodePlan, ...]:
     """Return the nodes of a world and the ranks on each, with chosen ranks renumbered from 0.
 
     If `here` is given, only the requested nodes that it contains take part.
     """
     only_first = load_framework(plan.framework).cluster is not None
-    nodes = make_nodes(asked.nodes, asked.procs, job_name=plan.name, only_first=only_first)
+    nodes = make_nodes(requested.nodes, requested.procs, job_name=plan.name, only_first=only_first)
     if here is not None:
         nodes = renumber(node for node in nodes if node.index in here)
-    return nodes if asked.ranks is None or only_first else _choose(nodes, asked.ranks)
+    return nodes if requested.ranks is None or only_first else _choose(nodes, requested.ranks)
 
 
 def _choose(nodes: Sequence[NodePlan], chosen: Sequence[int]) -> tuple[NodePlan, ...]:

@@ -56,7 +56,7 @@ class NodeEnd:
     def __init__(self, loop: AbstractEventLoop, on_frame: Callable[[Frame], None]) -> None:
         self._loop = loop
         self._on_frame = on_frame
-        self._socket, self._theirs = socket.socketpair()
+        self._socket, self._rank_socket = socket.socketpair()
         self._socket.setblocking(False)
         self._decoder = FrameDecoder()
         self._unsent = bytearray()
@@ -65,13 +65,13 @@ class NodeEnd:
         loop.add_reader(self._socket.fileno(), self.read)
 
     @property
-    def theirs(self) -> int:
-        """Descriptor of the rank's end, until `give_away`."""
-        return self._theirs.fileno()
+    def rank_fd(self) -> int:
+        """Descriptor of the rank's end, until `close_rank_end`."""
+        return self._rank_socket.fileno()
 
-    def give_away(self) -> None:
+    def close_rank_end(self) -> None:
         """Close the node's copy of the rank's end, after the rank has inherited it."""
-        self._theirs.close()
+        self._rank_socket.close()
 
     def send(self, data: bytes) -> bool:
         """Send one or more rendered frames. Return False if the rank is gone and will never read them."""
@@ -130,4 +130,4 @@ class NodeEnd:
             self._loop.remove_reader(self._socket.fileno())
             self._loop.remove_writer(self._socket.fileno())
             self._socket.close()
-            self._theirs.close()
+            self._rank_socket.close()

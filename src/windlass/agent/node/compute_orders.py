@@ -131,8 +131,8 @@ class CallRanks:
         channel = NodeEnd(asyncio.get_running_loop(), functools.partial(self._take, rank))
         self._calls[rank] = RankCalls(channel)
         on_lines = functools.partial(self._on_lines, rank)
-        node.start_rank(self.ranks, request, on_lines, [channel.theirs])
-        channel.give_away()
+        node.start_rank(self.ranks, request, on_lines, [channel.rank_fd])
+        channel.close_rank_end()
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -236,7 +236,9 @@ class ComputeOrders:
         self._echo = node.echo = echo
         self._ship = ship
         self._tasks: set[asyncio.Task[None]] = set()
-        self.spill = payloads.make_spill(f"{context.plan.job_id}-{context.index}", context.run_dir)
+        self.spill = payloads.make_spill_folder(
+            f"{context.plan.job_id}-{context.index}", context.run_dir
+        )
         self.projects = Projects(context)
         self._setup = ComputeSetup(context, node.forks)
         node.take(

@@ -18,11 +18,11 @@ from windlass.client.compute.nodes.find_computes import (
     find_living,
     list_living,
     look,
-    places,
+    search_targets,
 )
 from windlass.client.compute.nodes.live_nodes import LiveNodes
 from windlass.client.terminal import one_line, say
-from windlass.errors import SpecError
+from windlass.errors import SpecError, count_noun
 
 _WIDEST = 40
 
@@ -43,7 +43,7 @@ def ls(as_json: bool) -> None:
 
     Searches this machine and the place where a Compute would start now.
     """
-    computes = [living for where in places(place_flags()) for living in list_living(where)]
+    computes = [living for where in search_targets(place_flags()) for living in list_living(where)]
     if as_json:
         print_json([_make_record(living) for living in computes])
         return
@@ -51,7 +51,7 @@ def ls(as_json: bool) -> None:
     print_table(header, [_make_row(living) for living in computes])
     for living in computes:
         if living.why:
-            say(f"{living.asked_as}: {living.why}")
+            say(f"{living.qualified_name}: {living.why}")
     if not computes:
         say(
             "no compute is running; start one with windlass.Compute(...) in Python or windlass deploy"
@@ -63,7 +63,7 @@ def _make_row(living: LiveCompute) -> tuple[str, ...]:
     place = f"{living.ref.engine}/{living.ref.place}" if living.ref.place else living.ref.engine
     waiting = f", {living.num_waiting} waiting" if living.num_waiting else ""
     return (
-        shorten(one_line(living.asked_as), _WIDEST),
+        shorten(one_line(living.qualified_name), _WIDEST),
         place,
         f"{here}/{living.num_nodes}",
         f"{living.state}{waiting}",
@@ -96,7 +96,7 @@ def calls(text: str, as_json: bool) -> None:
 
     Pass the ID of a call to `windlass logs`, `result` or `cancel`.
     """
-    living = look(find_living(text, places(place_flags())))
+    living = look(find_living(text, search_targets(place_flags())))
     newest = list(reversed(living.calls))
     if as_json:
         print_json(newest)
@@ -126,7 +126,7 @@ def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
 
     Prints the IDs of the ended computes.
     """
-    wheres = places(place_flags())
+    wheres = search_targets(place_flags())
     if is_all == bool(texts):
         raise SpecError("no compute given", hint="run `windlass compute rm NAME...`, or pass --all")
     if is_all:
@@ -139,8 +139,8 @@ def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
         for _, living in there:
             if living.owner:
                 say(
-                    f"{living.asked_as} is not yours and is kept; end it with "
-                    f"windlass compute rm {living.asked_as}"
+                    f"{living.qualified_name} is not yours and is kept; end it with "
+                    f"`windlass compute rm {living.qualified_name}`"
                 )
     else:  # an unknown name raises before any compute is ended
         computes = [find_living(text, wheres) for text in texts]
@@ -176,11 +176,11 @@ def scale(text: str, num_nodes: int, as_json: bool) -> None:
     secrets, because secrets are never stored. If the compute has secrets, call .distribute(workers=N) in
     Python instead.
     """
-    living = find_living(text, places(place_flags()))
+    living = find_living(text, search_targets(place_flags()))
     before = look(living)
     if num_nodes < before.num_nodes and before.state == "at work":
         raise SpecError(
-            f"{living.name} is running calls, which would lose nodes",
+            f"cannot scale {living.name}: its running calls would lose nodes",
             hint=f"wait for them (`windlass compute ls`), or run `windlass compute rm {living.name}`",
         )
     nodes = LiveNodes(living.name, living.where)
@@ -189,4 +189,4 @@ def scale(text: str, num_nodes: int, as_json: bool) -> None:
     if as_json:
         print_json({"ref": str(living.ref), "num_nodes": num_nodes, "before": before.num_nodes})
     elif before.num_nodes == num_nodes:
-        say(f"{living.name} has {num_nodes} node{'s' * (num_nodes > 1)} already")
+        say(f"{living.name} has {count_noun(num_nodes, 'node')} already")

@@ -291,7 +291,7 @@ def create_objects(
             owner = make_owner(dialect.kind, created.result())
             for stage in (steps.companions, steps.start):
                 requests = [pool.submit(_send, api, step, contents, owner) for step in stage]
-                # An object created after the main object's removal would be left behind for a while.
+                # An object created after the main object's removal would remain for a while.
                 wait(requests)
                 for request in requests:
                     request.result()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from windlass import names
 from windlass.kube.client.api_errors import DEFAULT_ENGINE, ClusterError, Conflict, NotFound
 from windlass.kube.client.kubeconfig import read_target
-from windlass.kube.client.transport import HttpAnswer, HttpRequest, Transport
+from windlass.kube.client.transport import HttpRequest, HttpResponse, Transport
 from windlass.kube.client.watch import OnOutage, watch_objects
 from windlass.kube.objects.kinds import FIELD_MANAGER, PODS, ObjectKind
 
@@ -290,7 +290,7 @@ class Api:
             method=method, path=path, asked=f"{method.lower()} {path}", body=body, params=params,
             timeout_s=timeout_s, is_repeatable=method != "POST" or is_review,
         )  # fmt: skip
-        data = self._transport.ask(request).data
+        data = self._transport.request(request).data
         try:
             return json.loads(data)
         except ValueError:
@@ -339,7 +339,7 @@ class Api:
         namespace: str | None = None,
         part: str = "",
         **options: Any,
-    ) -> HttpAnswer:
+    ) -> HttpResponse:
         body = options.get("body")
         if namespace is None and isinstance(body, dict):
             namespace = (body.get("metadata") or {}).get("namespace")
@@ -347,7 +347,9 @@ class Api:
             namespace=namespace or self.namespace, name="" if method == "POST" else name, part=part
         )
         asked = self._describe(verb, kind, name, namespace, part)
-        return self._transport.ask(HttpRequest(method=method, path=path, asked=asked, **options))
+        return self._transport.request(
+            HttpRequest(method=method, path=path, asked=asked, **options)
+        )
 
     def _describe(
         self,

@@ -216,7 +216,7 @@ class PodStream:
         return bool(self._websocket.inbound) or self._websocket.has_decrypted()
 
     def sendall(self, data: bytes) -> None:
-        end_s = self._find_end_s()
+        end_s = self._make_deadline_s()
         self._websocket.send(data)
         while True:
             self._websocket.flush()
@@ -226,7 +226,7 @@ class PodStream:
 
     def recv(self, size: int) -> bytes:
         """Return at most `size` bytes, or b"" at the end. Raise `TimeoutError` if no data arrives in time."""
-        websocket, end_s = self._websocket, self._find_end_s()
+        websocket, end_s = self._websocket, self._make_deadline_s()
         while not websocket.inbound and not websocket.is_ended:
             if not websocket.has_decrypted():
                 self._wait(end_s, select.POLLIN)
@@ -236,7 +236,7 @@ class PodStream:
         del websocket.inbound[:size]
         return data
 
-    def _find_end_s(self) -> float | None:
+    def _make_deadline_s(self) -> float | None:
         return None if self._timeout_s is None else time.monotonic() + self._timeout_s
 
     def _wait(self, end_s: float | None, event: int) -> None:

@@ -221,7 +221,7 @@ class HttpRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpAnswer:
+class HttpResponse:
     """HTTP response. With `was_lost`, the server may also have carried out an earlier attempt."""
 
     data: bytes
@@ -255,7 +255,7 @@ class Transport:
         if target.insecure:
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
-    def ask(self, request: HttpRequest) -> HttpAnswer:
+    def request(self, request: HttpRequest) -> HttpResponse:
         """Return the response. Retry for about ten seconds while the server is busy or unreachable."""
         give_up_s = time.monotonic() + self._retry_for_s
         num_tries = 0
@@ -264,7 +264,7 @@ class Transport:
             try:
                 with self.open(request) as response:
                     data = self._read_all(response, request)
-                return HttpAnswer(data=data, was_lost=was_lost)
+                return HttpResponse(data=data, was_lost=was_lost)
             except ClusterError as error:
                 error.was_lost = was_lost
                 pause_s = make_pause_s(num_tries, asked_s=error.retry_after_s)

@@ -229,7 +229,7 @@ class CallLead:
     def _break_off_on(self, number: int, kind: FailureKind, what: str, node: int) -> None:
         call = self.queue.current
         if call is not None and call.attempt is not None and call.attempt.number == number:
-            message = f"{what} on {self.nodes.name(node)} was lost, and the cluster with it"
+            message = f"{what} on {self.nodes.describe(node)} was lost, and the cluster with it"
             verdict = make_job_verdict(self.plan, kind, message, at_s=time.time(), node=node)
             call.attempt.break_off(verdict)
             call.end()
@@ -255,7 +255,7 @@ class CallLead:
         """
         self.history.add(call)
         call.timer = self._start_timer(call)
-        if self.is_idle and call.asked.slot and not call.file:
+        if self.is_idle and call.profile.slot and not call.file:
             world = self.pool.find(call)
             if world is not None:
                 self.queue.current = call
@@ -296,7 +296,7 @@ class CallLead:
             self._changed.set()
 
     def _start_timer(self, call: Call) -> asyncio.TimerHandle | None:
-        limit_s = call.asked.timeout_s
+        limit_s = call.profile.timeout_s
         if limit_s is None:
             return None
         why = f"the call was not done after its time limit of {limit_s:g} s"
@@ -311,7 +311,7 @@ class CallLead:
         answer = RankAnswer(message, body)
         call.answered(answer)
         has_ended = call.has_returned and call.stop is None
-        is_wanted = call.asked.collect == "all" or message.rank == 0
+        is_wanted = call.profile.collect == "all" or message.rank == 0
         if is_wanted or message.state is RankState.RAISED:
             call.pass_on(answer)
         if has_ended:
@@ -330,7 +330,7 @@ class CallLead:
         if message.waits:
             call.pacing = asyncio.ensure_future(self._keep_pace(call))
         call.yielded(item)
-        if call.asked.collect == "all" or message.rank == 0:
+        if call.profile.collect == "all" or message.rank == 0:
             for listener in call.listeners:
                 call.send_answer(listener, item)
 

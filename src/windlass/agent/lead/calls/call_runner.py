@@ -98,12 +98,13 @@ class CallRunner:
 
     def _send_back(self, call: Call) -> None:
         """Ask the client to repeat the call with the object's constructor. Fail the call if no client can."""
-        if not call.listeners or call.asked.detach:  # listeners of a detached call cannot repeat it
-            why = f"the object of {call.asked.name} was lost when its processes ended"
+        # listeners of a detached call cannot repeat it
+        if not call.listeners or call.profile.detach:
+            why = f"the object of {call.profile.name} was lost when its processes ended"
             kind = FailureKind.START_FAILED
             call.stop = make_job_verdict(self._nodes.plan, kind, why, at_s=time.time())
             return
-        call.send(CallAgain(id=call.id, make=True, has=call.asked.project.digest))
+        call.send(CallAgain(id=call.id, make=True, has=call.profile.project.digest))
         self._history.forget(call)
         call.state = CallState.CANCELLED  # in this lead only, because the client repeats the call
 
@@ -120,20 +121,20 @@ class CallRunner:
             self._worlds.send(world, self._make_order(world, call), call.body)
 
     def _make_order(self, world: World, call: Call) -> RunCall:
-        asked = call.asked
+        profile = call.profile
         before, has_meeting = world.version, world.meeting is world.sent_meeting
-        world.version, world.sent_meeting = asked.version, world.meeting
+        world.version, world.sent_meeting = profile.version, world.meeting
         return RunCall(
             id=call.id,
             world=world.number,
-            name=asked.name,
-            method=asked.method,
+            name=profile.name,
+            method=profile.method,
             sizes=call.sizes,
-            collect=asked.collect,
-            stream=asked.stream,
-            reload=bool(world.slot) and asked.version != before,
-            is_watched=asked.is_watched,
-            sources=asked.sources,
+            collect=profile.collect,
+            stream=profile.stream,
+            reload=bool(world.slot) and profile.version != before,
+            is_watched=profile.is_watched,
+            sources=profile.sources,
             meeting={} if has_meeting else self._pool.make_meeting_env(world),
             part=world.meeting.next_part() if world.meeting else 0,
         )
@@ -177,7 +178,7 @@ class CallRunner:
         if world.slot and world.is_alive:
             return
         self._pool.dismiss(world, now=False)
-        self._pool.renew_store(call.asked)
+        self._pool.renew_store(call.profile)
         limit_s = self._nodes.plan.grace_s + CLEAR_MARGIN_S
         if not await self._changed.until(lambda: world.is_cleared, timeout_s=limit_s):
             self._pool.dismiss(world, now=True)

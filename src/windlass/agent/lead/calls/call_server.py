@@ -110,7 +110,7 @@ class CallServer:
         if peer is not None:
             peer.parts.drop()
         for call in self._lead.history.drop_listener(link):
-            if call.asked.stream and not call.is_final:
+            if call.profile.stream and not call.is_final:
                 self._lead.abandon(call)
 
     # -- nodes ---------------------------------------------------------------------------------
@@ -179,11 +179,11 @@ class CallServer:
             return
         if message.profile not in peer.profiles:
             raise ProtocolError(f"the call {call_id!r:.60} refers to a profile that was not sent")
-        asked, shape = peer.profiles[message.profile]
-        key, here = asked.project.key, self._expected(asked.project.key)
-        if asked.project.digest == "as is":  # a callable by name runs with the current code
-            asked = asked.replaced(project=asked.project.replaced(digest=here))
-        digest = asked.project.digest
+        profile, shape = peer.profiles[message.profile]
+        key, here = profile.project.key, self._expected(profile.project.key)
+        if profile.project.digest == "as is":  # a callable by name runs with the current code
+            profile = profile.replaced(project=profile.project.replaced(digest=here))
+        digest = profile.project.digest
         if sync is not None and not (
             sync[0].project == key and sync[0].base in (here, EMPTY.digest)
         ):
@@ -191,15 +191,15 @@ class CallServer:
         if digest and digest != (here if sync is None else sync[0].digest):
             link.send(CallAgain(id=call_id, has=here))
             return
-        if asked.slot and not self._knows_object(asked) and constructor is None:
+        if profile.slot and not self._knows_object(profile) and constructor is None:
             peer.sync = sync  # the repeated call does not send it again
             link.send(CallAgain(id=call_id, make=True, has=digest))
             return
         file = self._find_file(peer, message)
         call = Call(
-            call_id, asked, message.sizes, body, shape, file, sync=sync, constructor=constructor
+            call_id, profile, message.sizes, body, shape, file, sync=sync, constructor=constructor
         )
-        if not asked.detach:
+        if not profile.detach:
             call.listeners.append(self._make_listener(link))
         else:
             link.send(CallAccepted(id=call_id))
@@ -211,8 +211,8 @@ class CallServer:
             return peer.parts.claim(message.payload)
         return "" if self._context.is_pod else message.file
 
-    def _knows_object(self, asked: CallProfile) -> bool:
-        return not asked.instance or self._lead.pool.has_instance(asked.slot, asked.instance)
+    def _knows_object(self, profile: CallProfile) -> bool:
+        return not profile.instance or self._lead.pool.has_instance(profile.slot, profile.instance)
 
     def _place(self, project: ProjectPlace) -> ProjectPlace:
         """Replace the paths of a transferred project by those on the nodes."""
@@ -310,7 +310,7 @@ class CallServer:
             here=[node.index for node in lead.plan.nodes if node.index in lead.nodes],
             projects={key: self._expected(key) for key in self._projects.digests()},
             calls=[
-                CallListed(id=call.id, name=call.asked.name, state=call.state)
+                CallListed(id=call.id, name=call.profile.name, state=call.state)
                 for call in lead.history.recent()[-20:]
             ],
             num_calls=lead.history.num_calls,

@@ -89,7 +89,7 @@ class CallListener:
             self.link.send(message.replaced(file=file) if file else message, body)
 
     async def catch_up(self) -> None:
-        """Wait until all messages are sent or the client is gone."""
+        """Wait until all messages are sent or the client has disconnected."""
         if self._task is not None:
             await asyncio.wait({self._task})
         with contextlib.suppress(OSError):
@@ -129,7 +129,9 @@ class Call:
     ended_at_s: float | None = None
     state: CallState = CallState.QUEUED
     attempt: Attempt | None = None
-    unreached: set[int] = field(default_factory=set)  # ranks gone before the call reached them
+    unreached: set[int] = field(
+        default_factory=set
+    )  # ranks that exited before the call reached them
     answers: dict[int, RankAnswer[CallAnswer]] = field(default_factory=dict)
     items: list[RankAnswer[CallItem]] = field(default_factory=list)
     item_bytes: int = 0

@@ -66,12 +66,12 @@ class ReadyNodes:
         self._given_up: set[int] = set()  # missing nodes that calls no longer wait for
         self.handlers: Handlers = {CodeSynced: self._take_synced, NodeSetUp: self._take_set_up}
 
-    def is_up_to_date(self, index: int, asked: CallProfile) -> bool:
+    def is_up_to_date(self, index: int, profile: CallProfile) -> bool:
         """Return whether a node has the code and the set-up that a call needs."""
         node = self._nodes.get(index)
         if node is None or node.setup != self._setup().digest:
             return False
-        project = asked.project
+        project = profile.project
         return not project.digest or node.digests.get(project.key) == project.digest
 
     # -- joining ------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class ReadyNodes:
 
     async def _wait_for_nodes(self, call: Call, indexes: Sequence[int]) -> None:
         """Wait for all nodes. If fewer are enough, wait for the others only once and for a limited time."""
-        asked, limit_s = call.asked.world, call.asked.launch_timeout_s
+        requested, limit_s = call.profile.world, call.profile.launch_timeout_s
         self._given_up &= set(self._nodes.missing(self._given_up))
         if not set(self._nodes.missing(indexes)) - self._given_up:
             return
@@ -100,10 +100,10 @@ class ReadyNodes:
             return not self._nodes.missing(indexes) or call.stop is not None
 
         def is_enough() -> bool:
-            num_here = len(indexes) - len(self._nodes.missing(indexes))
-            return is_over() or (num_here >= asked.min_nodes and 0 in self._nodes)
+            num_joined = len(indexes) - len(self._nodes.missing(indexes))
+            return is_over() or (num_joined >= requested.min_nodes and 0 in self._nodes)
 
-        is_elastic = asked.min_nodes < asked.nodes
+        is_elastic = requested.min_nodes < requested.nodes
         first_s = min(names.FEWER_AFTER_S, limit_s) if is_elastic else limit_s
         if await self._changed.until(is_over, timeout_s=first_s):
             return
@@ -116,16 +116,16 @@ class ReadyNodes:
     def _give_up(self, call: Call, indexes: Sequence[int]) -> None:
         self._given_up = set(self._nodes.missing(indexes))
         if self._given_up:
-            num_here = len(indexes) - len(self._given_up)
+            num_joined = len(indexes) - len(self._given_up)
             without = f"without {_name_nodes(self._given_up)}"
-            line = f"starting with {num_here} of {len(indexes)} nodes, {without}"
+            line = f"starting with {num_joined} of {len(indexes)} nodes, {without}"
             call.send(CallSaid(id=call.id, line=line))
 
     # -- code ----------------------------------------------------------------------------------
 
     def sync(self, call: Call, indexes: Sequence[int]) -> None:
         """Send each node the code it lacks. Messages sent later on the same connection can rely on it."""
-        key, digest = call.asked.project.key, call.asked.project.digest
+        key, digest = call.profile.project.key, call.profile.project.digest
         if not digest or self._projects is None:
             return
         self._sync_own(self._projects, call)
@@ -145,7 +145,7 @@ class ReadyNodes:
 
     @staticmethod
     def _sync_own(projects: Projects, call: Call) -> None:
-        if projects.digest(call.asked.project.key) == call.asked.project.digest:
+        if projects.digest(call.profile.project.key) == call.profile.project.digest:
             return
         if call.sync is None:
             raise NotReady("node 0 does not have the project's code. Repeat the call")
@@ -172,7 +172,7 @@ class ReadyNodes:
         call.report_waiting(CallWaiting(id=call.id, what="setting up nodes"))
         for index in todo:
             self._nodes[index].setup_error = ""
-            self._nodes.order(index, self._setup().replaced(cwd=call.asked.project.cwd))
+            self._nodes.order(index, self._setup().replaced(cwd=call.profile.project.cwd))
 
         def is_over() -> bool:
             pending = [i for i in todo if i in self._nodes and self._nodes[i].setup != wanted]

@@ -22,6 +22,7 @@ from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.stores import Store, Stores
 from windlass.agent.lead.world import Changes, World, WorldTable
 from windlass.agent.silence_limits import DEFAULT_LIMITS, Disconnect, SilenceLimits
+from windlass.errors import count_noun
 from windlass.frameworks.framework import load_framework
 from windlass.plan.plan import Plan
 from windlass.spec.work import Function
@@ -70,18 +71,18 @@ class RemainingFiles:
             self._ask_joined()
             gone = {index for index in self._find_missing(attempt) if index not in self._nodes}
             unsent.update(gone if is_complete else ())
-            return self._flushed.issuperset(self._nodes.here()) and not (is_complete and gone)
+            return self._flushed.issuperset(self._nodes.joined()) and not (is_complete and gone)
 
         num_pieces = -1
         while num_pieces != self._num_pieces:
             num_pieces = self._num_pieces
             if await self._changed.until(is_over, timeout_s=_STALL_S):
                 break
-        unsent.update(set(self._nodes.here()) - self._flushed)
+        unsent.update(set(self._nodes.joined()) - self._flushed)
         self._report_missing({i: r for i, r in self._find_missing(attempt).items() if i in unsent})
 
     def _ask_joined(self) -> None:
-        for index in self._nodes.here():  # including nodes that have just reconnected
+        for index in self._nodes.joined():  # including nodes that have just reconnected
             if self._asked.get(index) is not self._nodes[index]:
                 self._asked[index] = self._nodes[index]
                 self._flushed.discard(index)
@@ -190,7 +191,7 @@ class JobLead:
         has = ".".join(python.split(".")[:2])
         if wanted and has != wanted:
             message = (
-                f"the function is sent by value from Python {wanted}, but {self.nodes.name(index)} "
+                f"the function is sent by value from Python {wanted}, but {self.nodes.describe(index)} "
                 f"runs Python {has}, which cannot run its code. Put it in a module of the project, "
                 f"or use an image with Python {wanted} or a client with Python {has}"
             )
@@ -369,7 +370,7 @@ class JobLead:
         return cluster
 
     def _lose_cluster(self, _cluster: Cluster, kind: FailureKind, what: str, node: int) -> None:
-        message = f"{what} on {self.nodes.name(node)} was lost, and the cluster with it"
+        message = f"{what} on {self.nodes.describe(node)} was lost, and the cluster with it"
         self._break_off(kind, message, node)
 
     def _break_off(self, kind: FailureKind, message: str, node: int) -> None:

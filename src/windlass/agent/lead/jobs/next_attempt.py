@@ -16,6 +16,7 @@ from windlass.agent.lead.attempt import StopRequest
 from windlass.agent.lead.node_table import NodeTable
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.world import Changes
+from windlass.errors import count_noun
 from windlass.plan.plan import Plan
 from windlass.wire.lead_handover import AgentIdentity, LeadHandover, choose_memory
 from windlass.wire.states import MomentName
@@ -199,7 +200,7 @@ class Gathering:
         elif missing:
             kind, what = FailureKind.START_FAILED, f"did not join {timeout}"
         else:
-            missing = sorted(set(nodes.here()) - set(nodes.prepared()))
+            missing = sorted(set(nodes.joined()) - set(nodes.prepared()))
             kind, what = FailureKind.START_FAILED, f"did not get the code {timeout}"
         late = ", ".join(plan.nodes[index].name for index in missing)
         return make_job_verdict(plan, kind, f"{late} {what}", at_s=time.time(), node=missing[0])

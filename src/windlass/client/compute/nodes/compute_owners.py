@@ -70,17 +70,17 @@ def check_compute_owner(engine: ComputeEngine, ref: JobRef) -> None:
         raise error
 
 
-def make_refusal(name: str, asked_as: str, *, what: str = "compute") -> SpecError:
+def make_refusal(name: str, qualified_name: str, *, what: str = "compute") -> SpecError:
     """Return the error for a name that belongs to another user, with a hint."""
-    owner, _ = split_owner(asked_as)
+    owner, _ = split_owner(qualified_name)
     if not owner:
         return SpecError(
             f"the {what} {name} has no recorded owner, so it is not used",
-            hint="use another name; windlass compute ls shows its id, windlass compute rm ID ends it",
+            hint="use another name; `windlass compute ls` shows its ID, and `windlass compute rm ID` ends it",
         )
     return SpecError(
-        f"the {what} {name} is not yours: {owner} created it",
-        hint=f"use the name {asked_as!r} if you trust {owner} with the data that you send; "
+        f"the {what} {name} belongs to {owner}",
+        hint=f"use the name {qualified_name!r} if you trust {owner} with the data that you send; "
         "use another name to create your own",
     )
 

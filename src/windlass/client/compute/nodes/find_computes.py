@@ -229,7 +229,7 @@ def read_compute_owner(engine: ComputeEngine, text: str) -> tuple[str, str]:
 
 
 def end_job(wanted: ResolvedCompute, ref: JobRef) -> None:
-    """End a compute and wait until it is gone."""
+    """End a compute and wait for its removal."""
     engine = wanted.engine
     engine.cancel(ref, now=True, why="taken down")
     wait_until(lambda: engine.status(ref).phase.is_final, timeout_s=END_S, every_s=0.02)

@@ -51,7 +51,7 @@ def scale_to(ask_lead: AskLead, grow: Grow, num_nodes: int) -> tuple[int, int]:
         new, num_nodes = (), asked  # another client changed the number, and starts the new nodes
     raise EngineError(
         f"other clients keep changing the number of nodes: it is {asked} now",
-        hint="windlass compute ls shows it",
+        hint="run `windlass compute ls` to see it",
     )
 
 
@@ -64,7 +64,7 @@ class LiveNodes:
     def __init__(
         self, name: str, wanted: ResolvedCompute, *, launch_timeout_s: float = LAUNCH_TIMEOUT_S
     ) -> None:
-        self.asked_as = name  # may be owner/name
+        self.qualified_name = name  # may be owner/name
         self.name = split_owner(name)[1]
         self.wanted = wanted
         self.launch_timeout_s = launch_timeout_s
@@ -119,7 +119,7 @@ class LiveNodes:
             return False
         ref, is_own = live
         if not is_own:
-            say(f"{self.asked_as}: using its live nodes as they are ({ref})")
+            say(f"{self.qualified_name}: using its live nodes as they are ({ref})")
             self.adopt(ref)
             return True
         self._settle(ref)
@@ -224,7 +224,7 @@ class LiveNodes:
         self.connections.give(connection)
 
     def take_connection(self, timeout_s: float | None) -> Connection:
-        """Return a connection to the lead. Restarts nodes that are gone."""
+        """Return a connection to the lead. Restarts lost nodes."""
         limit_s = self.launch_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
         while True:
@@ -247,7 +247,7 @@ class LiveNodes:
             if time.monotonic() > deadline:
                 raise EngineError(
                     f"node 0 of {self.name} could not be reached for {limit_s:g} s: {trouble}",
-                    hint=f"windlass why {self._here().job_id}",
+                    hint=f"run `windlass why {self._here().job_id}`",
                 ) from trouble
             waiting_line.show(f"{self.name}: waiting for node 0 ({trouble})")
             time.sleep(_RETRY_S)
