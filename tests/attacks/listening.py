@@ -12,7 +12,7 @@ _LISTEN = "0A"
 
 
 def meet_and_look():
-    """Meet the other ranks, and return where the job listens and which other addresses answer."""
+    """Join the process group, and return where the job listens and which other addresses respond."""
     import torch
     import torch.distributed as dist
 
@@ -30,7 +30,7 @@ def meet_and_look():
 
 
 def meet_and_read_store():
-    """Meet the other ranks, and return what others could see of the store.
+    """Join the process group, and return what other users could see of the store.
 
     `num_new` counts the keys added to the store at the master's port. `mode` is the mode of the folder with
     the ranks' own store.
@@ -69,7 +69,7 @@ def find_own_address():
 
 
 def fail_once_then_meet():
-    """Fail in attempt 0, then meet the other ranks."""
+    """Fail in attempt 0, then join the process group."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         raise ValueError("the first time")
     return meet_and_look()

@@ -1,4 +1,4 @@
-"""Obstacles to the start of a job are named within 20 s. A cancel then leaves nothing behind."""
+"""Obstacles to the start of a job are reported within 20 s. Cancelling then leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ BLOCKED: dict[str, tuple[dict[str, Any], str, str]] = {
     "gpus": (
         {"gpus": 4096},
         reasons.UNSCHEDULABLE,
-        r"each pod wants 4096 nvidia.com/gpu, but \d+ of \d+ nodes do not have enough nvidia.com/gpu",
+        r"each pod requests 4096 nvidia.com/gpu, but \d+ of \d+ nodes do not have enough nvidia.com/gpu",
     ),
     "image": ({"image": "localhost/absent:1"}, reasons.IMAGE_PULL, r"localhost/absent:1"),
     "image's name": (

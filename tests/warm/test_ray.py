@@ -1,4 +1,4 @@
-"""Ray on the nodes of a compute and of jobs beside it: one value, one cluster for all calls, losses.
+"""Ray on the nodes of a compute and of concurrent jobs: one value, one cluster for all calls, losses.
 
 Skipped if Ray is not installed. Starting Ray takes seconds, so the tests share one compute.
 """
@@ -64,7 +64,7 @@ def test_calls_share_a_cluster_and_its_token_stays_secret(compute, home):
     assert not any(first["token"] in line for line in find_leftovers(home))
     assert files_with(home, first["token"]) == []
     status = kt.attach(str(compute.nodes().ref)).status()
-    assert "the 1 GPU(s) of node 1 are pretended" in [c.message for c in status.conditions]
+    assert "node 1 pretends to have 1 GPU" in [c.message for c in status.conditions]
 
 
 def test_dashboard_is_at_the_port_that_port_forward_prints(compute):

@@ -1,4 +1,4 @@
-"""Life of one agent, as lead or follower, from its context to its exit code.
+"""Lifecycle of one agent, as lead or follower, from its context to its exit code.
 
 `run_agent` is the common part of the programs of a local agent and of a pod's agent. This module handles
 signals and the order of the shutdown. The lead decides what a signal means for the job. The process may be

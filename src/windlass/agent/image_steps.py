@@ -404,9 +404,9 @@ def _emit_dropped(gone: Sequence[Plain], steps: Sequence[ImageStep], emit: Emit)
 def _emit_image_hint(num_run: int, took_s: float, emit: Emit) -> None:
     count = "1 step" if num_run == 1 else f"{num_run} steps"
     emit(
-        f"{count} took {took_s:.1f} s and will run on every new node; to avoid that, build an image:"
+        f"{count} took {took_s:.1f} s and will run on every new node. To avoid that, build an image:"
     )
-    emit("windlass image FILE.py prints its Dockerfile")
+    emit("`windlass image FILE.py` prints its Dockerfile")
 
 
 @contextlib.asynccontextmanager
@@ -468,7 +468,7 @@ class _Runner:
         return ended
 
     async def _install_with_uv(self, uv: str, words: list[str]) -> Ended:
-        self._overlay.take_back()  # left behind by an agent that was killed
+        self._overlay.take_back()  # left by an agent that was killed
         try:
             ended = await self._command(self._overlay.lend())
             if ended.code == 0:

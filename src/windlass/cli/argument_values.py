@@ -149,7 +149,7 @@ def _of_union(nodes: list[ast.expr]) -> ValueType:
         member = _of_node(node)
         optional = optional or member.optional
         members += member.items if member.name == "union" else [replace(member, optional=False)]
-    # Text comes last, because every word can be read as text.
+    # Strings come last, because every argument can be read as a string.
     ordered = dict.fromkeys(
         sorted(members, key=lambda t: (t.name == "str") + 2 * (t.name == "any"))
     )
@@ -201,7 +201,7 @@ def read_value(kind: ValueType, text: str) -> object:
 
 
 def _split(text: str) -> list[str]:
-    """Return the words of a list, from `1,2,3` or from a Python or JSON list."""
+    """Return the items of a list, from `1,2,3` or from a Python or JSON list."""
     if text.strip()[:1] in ("[", "("):
         value = read_literal(text.strip())
         if isinstance(value, (list, tuple)):
@@ -258,7 +258,7 @@ def _read_dict(text: str) -> dict[str, object]:
 def read_literal(text: str) -> object:
     """Return the value of a Python literal, or the text itself if it is not a literal."""
     try:
-        # Python warns about escapes such as '\d', which are valid in a word.
+        # Python warns about escapes such as '\d', which are valid in an argument.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ast.literal_eval(text)
@@ -278,7 +278,7 @@ _READERS: Mapping[str, Callable[[str], object]] = {
 
 
 def read_blind(words: Sequence[str]) -> tuple[list[object], dict[str, object]]:
-    """Return arguments and keywords from the words alone, without the function's signature."""
+    """Return positional and keyword values without the function's signature."""
     args: list[object] = []
     kwargs: dict[str, object] = {}
     queue = list(reversed(words))

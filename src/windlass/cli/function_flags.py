@@ -354,7 +354,7 @@ def _take_value(signature: Signature, parameter: Parameter, flag: str, queue: li
     kind = parameter.type
     follows = queue[-1] if queue and not queue[-1].startswith("--") else None
     if kind.name == "bool":
-        # A switch takes only these words, so `--shuffle data.csv` is a switch and a plain word.
+        # A switch takes only these values, so `--shuffle data.csv` is a switch and a separate argument.
         values = ("true", "false", "none") if kind.optional else ("true", "false")
         return queue.pop() if follows and follows.lower() in values else "True"
     if follows is not None:

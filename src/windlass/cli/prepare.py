@@ -64,18 +64,18 @@ _BY_NAME = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitWords:
-    """The words of one command line. `target` is empty when none was given."""
+    """The arguments of one command line, by owner. `target` is empty if none was given."""
 
     ours: tuple[str, ...] = ()
-    late: tuple[str, ...] = ()  # flags of Windlass behind the target, if there is no `--`
-    target: tuple[str, ...] = ()  # one word, or `-m` and a module
+    late: tuple[str, ...] = ()  # flags of Windlass after the target, if there is no `--`
+    target: tuple[str, ...] = ()  # one argument, or `-m` and a module
     loose: tuple[
         str, ...
     ] = ()  # before `--`: passed to the target because Windlass does not know them
     verbatim: tuple[str, ...] = ()  # after `--`
     near: Mapping[str, str] = field(
         default_factory=dict
-    )  # loose words that look much like a flag of Windlass
+    )  # loose arguments that closely resemble a flag of Windlass
 
     @property
     def rest(self) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class SplitWords:
 
 
 def sort_words(options: Mapping[str, click.Option], argv: Sequence[str]) -> SplitWords:
-    """Sort the words by owner. An unknown flag before the target is an error."""
+    """Sort the arguments by owner. An unknown flag before the target is an error."""
     cut = argv.index("--") if "--" in argv else len(argv)
     queue, verbatim = list(reversed(argv[:cut])), tuple(argv[cut + 1 :])
     ours: list[str] = []
@@ -122,7 +122,7 @@ def sort_words(options: Mapping[str, click.Option], argv: Sequence[str]) -> Spli
 
 
 def _take(option: click.Option, word: str, queue: list[str]) -> str:
-    """Return an option and its value as one word, so that no value is mistaken for an option."""
+    """Return an option and its value as one argument, so that no value is mistaken for an option."""
     if option.is_flag:
         return word
     if not queue:
@@ -149,7 +149,7 @@ def _show_help_all(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
 
 
 class TargetCommand(Verb):
-    """Command that sorts its words before click parses them, and passes them as `words`.
+    """Command that sorts its arguments before click parses them, and passes them as `words`.
 
     `--help` shows the flags that most users need, and `--help-all` shows every flag.
     """
@@ -242,7 +242,7 @@ class TargetCommand(Verb):
 
 
 def check_clash(late: Sequence[str], source: Path, target: str, *, verb: str = "run") -> None:
-    """Reject a flag of Windlass behind the target that the target's source declares too."""
+    """Reject a flag of Windlass after the target if the target's source also declares it."""
     wanted = {word.partition("=")[0] for word in late}
     if not wanted:
         return
@@ -256,7 +256,7 @@ def check_clash(late: Sequence[str], source: Path, target: str, *, verb: str = "
 
 
 def check_launcher_flags(loose: Sequence[str], declared: frozenset[str], target: str) -> None:
-    """Reject a launcher's flag behind the target, unless the target's source declares it."""
+    """Reject a launcher's flag after the target, unless the target's source declares it."""
     own = {flag.replace("-", "_") for flag in declared}
     for word, following in zip(loose, (*loose[1:], ""), strict=True):
         name = word.partition("=")[0]
@@ -343,7 +343,7 @@ def prepare_words(words: SplitWords, *, detach: bool, flags: Mapping[str, Any]) 
 
 
 def _choose_target(words: SplitWords, settings: Settings, cwd: Path) -> WorkTarget:
-    """Read the target that the words name, and check the words against its source."""
+    """Read the target that the arguments name, and check the arguments against its source."""
     if words.is_function:
         args, kwargs = _read_blind(words) if settings.in_image else _read_call(words, settings)
         return choose_target(words.target[0], args, kwargs, settings=settings, cwd=cwd)
@@ -369,7 +369,7 @@ def _read_blind(words: SplitWords) -> tuple[Sequence[object], Mapping[str, objec
 
 
 def _find_sources(words: SplitWords, target: WorkTarget, cwd: Path) -> Sequence[Path]:
-    """Return the script of a target, or of a command that names one, if a word may be its own."""
+    """Return the script of a target, or of a command that names one, if an argument may be meant for it."""
     if not words.late and not any(word.startswith("--") for word in words.loose):
         return ()
     if target.source:
@@ -381,7 +381,7 @@ def _find_sources(words: SplitWords, target: WorkTarget, cwd: Path) -> Sequence[
 
 
 def _check_late(words: SplitWords, sources: Sequence[Path]) -> None:
-    """Check flags of ours behind a script, a module, or a command that names a script."""
+    """Check flags of Windlass after a script, a module, or a command that names a script."""
     if not words.late:
         return
 
@@ -390,7 +390,7 @@ def _check_late(words: SplitWords, sources: Sequence[Path]) -> None:
 
 
 def _check_loose(words: SplitWords, sources: Sequence[Path]) -> None:
-    """Reject undeclared words behind the target that resemble flags of Windlass or of a launcher."""
+    """Reject undeclared arguments after the target that resemble flags of Windlass or of a launcher."""
     suspects = [word for word in words.loose if translate_flag(word)]
     if not suspects and not words.near:
         return
@@ -414,7 +414,7 @@ def _name_target(words: SplitWords, source: Path) -> str:
 
 
 def _check_similar(word: str, flag: str, target: str) -> None:
-    """Reject a word that looks much like a flag of Windlass. For a command, only print a note."""
+    """Reject an argument that closely resembles a flag of Windlass. For a command, only print a note."""
     if not target.endswith(".py"):
         if translate_flag(word) and is_torchrun(target):  # a flag of torchrun itself
             return

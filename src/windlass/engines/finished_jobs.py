@@ -24,7 +24,7 @@ from windlass.wire.status import JobStatus, Phase
 logger = logging.getLogger(__name__)
 
 MAX_JOBS = 1000
-_ROOM = 50  # number of jobs to remove at a time, so that most submits remove none
+_ROOM = 50  # number of jobs to remove at a time, so that most submissions remove none
 Result = tuple[ResultHeader, bytes]
 _KEEP = "stay attached, or have the code write it to a volume (--volume)"
 
@@ -83,7 +83,9 @@ def _explain(folder: JobFolder, status: JobStatus, rank: int) -> str:
         return f"the result of rank {rank} is missing: {why}\n  hint: {_KEEP}"
     messages = [c.message for c in status.conditions if c.reason == names.REASON_RESULT_MISSING]
     why = "; ".join(messages) or "its file no longer exists here"
-    return f"the result of rank {rank} is missing: {why}\n  hint: windlass logs {status.job_id}"
+    return (
+        f"the result of rank {rank} is missing: {why}\n  hint: run `windlass logs {status.job_id}`"
+    )
 
 
 def _read_omitted(folder: JobFolder) -> dict[str, int]:

@@ -142,7 +142,7 @@ def send(sender: socket.socket, path: str, header: dict[str, Any]) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return True  # the agent is gone, so this process ends soon
+        return True  # the agent has exited, so this process ends soon
     return True
 
 

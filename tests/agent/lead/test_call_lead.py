@@ -109,7 +109,7 @@ class Compute:
 
 @pytest.fixture
 def play(tmp_path):
-    """Return a function that runs a test's part beside the lead."""
+    """Return a function that runs a test's coroutine concurrently with the lead."""
 
     def run(part, *, num_nodes=2):
         async def main():

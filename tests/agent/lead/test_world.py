@@ -1,4 +1,4 @@
-"""Worlds: which nodes and ranks take part, how they are numbered, and where they meet."""
+"""Worlds: which nodes and ranks take part, how they are numbered, and their rendezvous address."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_chosen_ranks_are_renumbered_on_their_nodes(ranks, found):
 
 @pytest.mark.parametrize("ranks", [[], [6], [-1], [0, 99]])
 def test_unknown_ranks(ranks):
-    with pytest.raises(SpecError, match="cannot be chosen from 6"):
+    with pytest.raises(SpecError, match="the compute has only 6 ranks"):
         choose(ranks)
 
 

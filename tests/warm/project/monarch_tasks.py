@@ -60,7 +60,7 @@ def greet_until(mesh, name, flag):
 
 
 def look():
-    """Look at the workers of a mesh that the function itself requests."""
+    """Inspect the workers of a mesh that the function itself requests."""
     import windlass.monarch
 
     mesh = windlass.monarch.host_mesh()

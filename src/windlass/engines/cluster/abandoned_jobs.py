@@ -3,7 +3,7 @@
 A client that waits for a compute annotates its object with a deadline, and removes the annotation once the
 compute is up. Until the deadline, the compute stays queued without a client. A submission marks its object,
 and removes the mark when it starts the object. For kinds without a TTL field, an annotation has the time to
-live. No controller reads these annotations. The next client that lists or submits jobs removes abandoned ones.
+live. No controller reads these annotations. The next client that lists or submits jobs removes them.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Patch = dict[str, Any]
 
-LABEL_JOB_INDEX = "batch.kubernetes.io/job-completion-index"  # set on the pods of an Indexed Job
+LABEL_JOB_INDEX = "batch.kubernetes.io/job-completion-index"  # set on pods of an Indexed Job
 JOB_FAILURES = "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"  # likewise
 _DAY_S = 86400
 _MAX_INT32 = (1 << 31) - 1
@@ -256,9 +256,9 @@ class Dialect:
     """Description of how an engine runs jobs as one kind of Kubernetes object.
 
     The main object is created first and owns all others. Deleting it therefore deletes the others too, so a
-    failed submit leaves nothing behind. An object whose dialect has `start` is created suspended, and started
-    once all other objects exist. Without `start`, the pods wait until the job's Secret exists, because they
-    mount it.
+    failed submission leaves nothing behind. An object whose dialect has `start` is created suspended, and
+    started once all other objects exist. Without `start`, the pods wait until the job's Secret exists,
+    because they mount it.
     """
 
     name: str  # the engine's name

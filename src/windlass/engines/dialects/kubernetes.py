@@ -1,7 +1,7 @@
 """Dialect `kubernetes`: nodes are the pods of an Indexed Job, without a CRD or an operator.
 
-Pure, and the only module that knows Indexed Jobs: how to make, start and resize them, and how to read their
-phase, their end, and the indexes of their pods.
+This module performs no I/O. It is the only one that knows about Indexed Jobs: how to make, start and resize
+them, and how to read their phase, their end, and the indexes of their pods.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Dialect `monarchmesh`: nodes are the pods of a MonarchMesh, which its operator makes as a StatefulSet.
 
-Pure, and the only module that knows MonarchMeshes. A mesh is never suspended and never ends. Its pods wait
-for the Secret that they mount, and the agents of an ended job stay. The client that has read all results
-removes the mesh. Pods are always replaced under the same name. A mesh's name has no dashes.
+This module performs no I/O. It is the only one that knows about MonarchMeshes. A mesh is never suspended and
+never ends. Its pods wait for the Secret that they mount, and the agents of an ended job stay. The client that
+has read all results removes the mesh. Pods are always replaced under the same name. A mesh's name has no
+dashes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Dialect `pytorchjob`: nodes are the Worker pods of a PyTorchJob of Kubeflow's training-operator.
 
-Pure, and the only module that knows PyTorchJobs. There is no Master, so the operator adds no container that
-waits for the Master's DNS name. Pods find the lead by a Service of ours. The restart policy is ExitCode: an
-exit code below 128 is final and makes the job Failed. After a higher one (a signal), the pod is replaced.
+This module performs no I/O. It is the only one that knows about PyTorchJobs. There is no Master, so the
+operator adds no container that waits for the Master's DNS name. Pods find the lead through a Service that
+Windlass creates. The restart policy is ExitCode: an exit code below 128 is final and makes the job Failed.
+After a higher one (a signal), the pod is replaced.
 """
 
 from __future__ import annotations

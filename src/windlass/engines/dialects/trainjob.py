@@ -1,8 +1,9 @@
 """Dialect `trainjob`: nodes are the pods of a TrainJob of Kubeflow Trainer 2.
 
-Pure, and the only module that knows TrainJobs. Operators turn a TrainJob into a JobSet, an Indexed Job, and
-pods. Only the runtime can define retries, so each job has its own copy of the chosen runtime. In the copy,
-our pod is merged into the runtime's, lost pods are replaced, and a failed job becomes Failed.
+This module performs no I/O. It is the only one that knows about TrainJobs. Operators turn a TrainJob into a
+JobSet, an Indexed Job, and pods. Only the runtime can define retries, so each job has its own copy of the
+chosen runtime. In the copy, the pod of Windlass is merged into the runtime's, lost pods are replaced, and a
+failed job becomes Failed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""MonarchMesh of Monarch's own workers, and a controller pod for the script that uses them. Pure.
+"""MonarchMesh of Monarch's own workers, and a controller pod for the script that uses them.
 
-This follows Monarch's guide. The controller may list the workers' pods, and finds them by the labels that
-the operator sets. It runs a script that the user copies into it with `kubectl cp`. The documents contain no
-code.
+This module performs no I/O. It follows Monarch's guide. The controller may list the workers' pods, and finds
+them by the labels that the operator sets. It runs a script that the user copies into it with `kubectl cp`.
+The documents contain no code.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _HINT = "put the code into the image and name its path there: --in-image /app/tr
 
 
 class MakePlain(Protocol):
-    """Function that makes documents in the order to apply them. Pure."""
+    """Pure function that renders manifests in the order to apply them."""
 
     def __call__(
         self,

@@ -77,7 +77,7 @@ _INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 def render(
     plan: Plan, *, script: str | None, rendezvous: Rendezvous, flags: tuple[str, ...] = ()
 ) -> list[Object]:
-    """Return ConfigMap, claims, Service and StatefulSet, in the order to apply them. Pure."""
+    """Return ConfigMap, claims, Service and StatefulSet, in the order to apply them."""
     pod = _with_claims(pod_of(plan), plan.work)
     has_name = plan.name != plan.job_id
     is_recipe = not has_name and any(name in plan.work.label for name in _RECIPES)

@@ -1,8 +1,8 @@
 """Rows that a rank computes at a time, and an estimate of the GPU memory that a fine-tuning needs.
 
-Performs no I/O. The estimate is for our own Llama and was compared with measured peaks. A model that does not
-fit with the defaults takes fewer rows at a time, then recomputes activations. One that still does not fit is
-refused before anything is loaded. Called by `llm_trainer`.
+Performs no I/O. The estimate is for the built-in Llama and was compared with measured peaks. A model that
+does not fit with the defaults takes fewer rows at a time, then recomputes activations. One that still does
+not fit is refused before anything is loaded. Called by `llm_trainer`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _BUCKET_BYTES = 4.0  # DDP's copy of a gradient
 def choose_rows(options: LlmOptions, shape: Shape, *, config: LlamaConfig | None = None) -> int:
     """Return the rows that a rank takes at a time: the given number, or equal parts of its share of a step.
 
-    config: set for our own Llama on a GPU. Only then do adapters get more rows, because their need is known.
+    config: set for the built-in Llama on a GPU. Only then do adapters get more rows, because their memory
+        need is known.
     """
     if options.micro_batch:
         return options.micro_batch
@@ -138,7 +139,7 @@ def make_room(
         return estimate(tried, tried.micro_batch or 1)
 
     def describe(needed: int) -> str:
-        return f"about {needed / 2**30:.0f} of the GPU's {memory_bytes / 2**30:.0f} GiB"
+        return f"about {needed / 2**30:.0f} GiB (the GPU has {memory_bytes / 2**30:.0f} GiB)"
 
     settled = kept = lower(options)
     can_recompute = not (options.checkpoint_activations or options.recompute_given)
@@ -151,21 +152,21 @@ def make_room(
         recompute = "" if settled.checkpoint_activations else "no-"
         raise SpecError(
             f"this training does not fit: {what} {how} activation checkpointing "
-            f"would need about {describe(needed)}",
+            f"would need {describe(needed)}",
             hint=f"options that use less memory: {suggest_smaller(settled)}; --micro-batch {rows} "
             f"--{recompute}checkpoint-activations tries it without this estimate",
         )
     if settled.checkpoint_activations != options.checkpoint_activations:
         say(
             f"activation checkpointing is on: without it {_format_rows(kept.micro_batch or 1)} at a time "
-            f"would need about {describe(need(kept))}; steps take up to a third longer"
+            f"would need {describe(need(kept))}; steps take up to a third longer"
         )
     before = options.micro_batch or 1
     if rows < before:
         share = _count_share(options, shape)
         would = need(replace(settled, micro_batch=before))
         say(
-            f"rows at a time: {rows}, since {before} would need about {describe(would)}; "
+            f"processing {_format_rows(rows)} at a time, because {before} would need {describe(would)}; "
             f"a step takes {-(-share // rows)} passes instead of {-(-share // before)}"
         )
     if settled != options:

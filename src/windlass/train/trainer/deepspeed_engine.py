@@ -1,9 +1,9 @@
 """DeepSpeed as a strategy. Its engine holds the model, the optimizer and the gradients (ZeRO 1, 2 or 3).
 
 The trainer uses this for strategy="deepspeed", instead of `strategies.lay_out`. Only this module imports
-deepspeed. The engine writes its own state into `deepspeed/` beside our checkpoints, and each checkpoint
-records the name of its state. Only the world size that wrote a state can load it. For other world sizes, use
-fsdp.
+deepspeed. The engine writes its own state into `deepspeed/` beside the trainer's checkpoints, and each
+checkpoint records the name of its state. Only the world size that wrote a state can load it. For other world
+sizes, use fsdp.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ _HINT = (
 )
 logger = logging.getLogger(__name__)
 
-_LAST_SAVE_S = 120.0  # after an error, other ranks may be gone and never write their shares
+_LAST_SAVE_S = 120.0  # after an error, other ranks may have exited without writing their shares
 
 
 def make_loader(data: Any, trainer: TorchTrainer) -> Loader:

@@ -22,9 +22,7 @@ class Hello(Message, kind="hello"):
     job_id: str
     node: Count | None = None
     lease: bool = False  # a client that holds the job's lease
-    has: Mapping[str, Count] | None = (
-        None  # sent by a client that requests files: bytes it already has of each
-    )
+    has: Mapping[str, Count] | None = None  # if a client requests files: bytes that it has of each
     farewell: AgentIdentity | None = None  # if a node without a lead exits permanently
     memory: LeadHandover | None = None  # the lead's state that this node kept
     asks_index: str = ""  # identity of an agent that has no index yet
