@@ -62,7 +62,7 @@ def pod(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("env", "rank", "meeting"),
+    ("env", "rank", "rendezvous"),
     [
         ({"RANK": "0"}, "0", "endpoint=10.0.0.7:29500 .*is_host=1"),
         ({"RANK": "2"}, "2", "endpoint=train-0.rdzv:29500 .*is_host=0"),
@@ -72,13 +72,13 @@ def pod(tmp_path: Path):
     ],
     ids=str,
 )
-def test_rank_and_rendezvous_of_a_pod(pod, env, rank, meeting):
+def test_rank_and_rendezvous_of_a_pod(pod, env, rank, rendezvous):
     process = pod('echo "$RANK $*"', stays=False, **env)
     out, _ = process.communicate(timeout=20)
     assert process.returncode == 0
     index, _, words = out.strip().partition(" ")
     assert index == rank
-    address, _, conf = meeting.partition(" .*")
+    address, _, conf = rendezvous.partition(" .*")
     assert f"--rdzv-{address} " in words
     assert conf in words
     assert "--nnodes=2 --nproc-per-node=4" in words

@@ -13,7 +13,7 @@ from windlass import names
 from windlass.frameworks.framework import load_framework
 from windlass.plan.plan import (
     Facts,
-    Meeting,
+    RankRendezvous,
     make_job_env,
     make_plan,
     make_rank_env,
@@ -27,9 +27,10 @@ from windlass.spec.work import Command, Script
 
 def rank_envs(plan, attempt=0):
     make_env = load_framework(plan.framework).make_env
-    meeting = Meeting(address="10.0.0.1", port=29500)
+    rendezvous = RankRendezvous(address="10.0.0.1", port=29500)
     return [
-        make_env(plan, rank, attempt=attempt, meeting=meeting) for rank in range(plan.num_ranks)
+        make_env(plan, rank, attempt=attempt, rendezvous=rendezvous)
+        for rank in range(plan.num_ranks)
     ]
 
 
@@ -116,8 +117,8 @@ def test_the_job_s_own_variables():
 @settings(deadline=None)
 @given(plans())
 def test_existing_store_is_used(plan):
-    meeting = Meeting(address="10.0.0.1", port=29500, has_store=True)
-    env = make_rank_env(plan, 0, attempt=0, meeting=meeting)
+    rendezvous = RankRendezvous(address="10.0.0.1", port=29500, has_store=True)
+    env = make_rank_env(plan, 0, attempt=0, rendezvous=rendezvous)
     assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"
 
 

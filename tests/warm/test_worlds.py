@@ -91,7 +91,7 @@ def test_dead_rank_fails_the_call_and_the_next_recreates_the_object(warm):
     assert counter.add() == [2, 2]
 
 
-# -- where ranks meet ----------------------------------------------------------------------------
+# -- rendezvous of ranks -------------------------------------------------------------------------
 
 
 @pytest.mark.cluster_only("on one machine many worlds share an address, so ports are any")

@@ -11,7 +11,7 @@ from windlass.frameworks.framework import Framework
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from windlass.plan.plan import Meeting, Plan
+    from windlass.plan.plan import Plan, RankRendezvous
 
 _COMMAND = "command"  # the kind of work
 
@@ -21,11 +21,11 @@ def _count_procs(procs: int, kind: str) -> int:
     return procs if kind == _COMMAND else 1
 
 
-def _make_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> dict[str, str]:
+def _make_env(plan: Plan, rank: int, *, attempt: int, rendezvous: RankRendezvous) -> dict[str, str]:
     from windlass.plan.plan import make_command_env
 
-    env = python_ranks.make_env(plan, rank, attempt=attempt, meeting=meeting)
-    return {**env, **make_command_env(plan, rank, meeting)}
+    env = python_ranks.make_env(plan, rank, attempt=attempt, rendezvous=rendezvous)
+    return {**env, **make_command_env(plan, rank, rendezvous)}
 
 
 FRAMEWORK = Framework(

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Any, NoReturn, Protocol
 
-    from windlass.plan.plan import Meeting, Plan
+    from windlass.plan.plan import Plan, RankRendezvous
     from windlass.wire.messages.forkserver import ClusterNode
     from windlass.wire.results import ErrorInfo
 
     class MakeEnv(Protocol):
         def __call__(
-            self, plan: Plan, rank: int, *, attempt: int, meeting: Meeting
+            self, plan: Plan, rank: int, *, attempt: int, rendezvous: RankRendezvous
         ) -> dict[str, str]: ...
 
     class Fill(Protocol):
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeetingStore:
+class RendezvousStore:
     """Rendezvous store that opens before any rank starts, in a fork of node 0's fork server."""
 
     # returns whether ranks want a store, from the preloaded modules and the number of ranks
@@ -117,8 +117,8 @@ class Framework:
     count_procs: Callable[[int, str], int]
     make_env: MakeEnv  # returns a rank's variables
     # returns the variables that a call sets in the ranks that run it
-    make_call_env: Callable[[Meeting], dict[str, str]]
-    store: MeetingStore | None  # None: rank 0 opens a store itself, at a port reserved for it
+    make_call_env: Callable[[RankRendezvous], dict[str, str]]
+    store: RendezvousStore | None  # None: rank 0 opens a store itself, at a port reserved for it
     # returns whether a rank failed only because another one did
     is_consequence: Callable[[ErrorInfo], bool]
     cluster: NodeCluster | None = None  # if set, ranks run on node 0 only

@@ -21,20 +21,22 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from windlass.frameworks.framework import ReportCluster
-    from windlass.plan.plan import Meeting, Plan
+    from windlass.plan.plan import Plan, RankRendezvous
     from windlass.wire.messages.forkserver import ClusterNode
 
 _LIBRARY = "torchmonarch"
 _PARAMETER = "mesh"
 
 
-def _make_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> dict[str, str]:
-    env = python_ranks.make_lone_env(plan, rank, attempt=attempt, meeting=meeting)
-    return {**env, **_make_call_env(meeting)}
+def _make_env(plan: Plan, rank: int, *, attempt: int, rendezvous: RankRendezvous) -> dict[str, str]:
+    env = python_ranks.make_env_without_rendezvous(
+        plan, rank, attempt=attempt, rendezvous=rendezvous
+    )
+    return {**env, **_make_call_env(rendezvous)}
 
 
-def _make_call_env(meeting: Meeting) -> dict[str, str]:
-    return {names.MONARCH_WORKERS: " ".join(meeting.members)} if meeting.members else {}
+def _make_call_env(rendezvous: RankRendezvous) -> dict[str, str]:
+    return {names.MONARCH_WORKERS: " ".join(rendezvous.members)} if rendezvous.members else {}
 
 
 def _fill(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from windlass.plan.plan import Meeting, Plan
+    from windlass.plan.plan import Plan, RankRendezvous
     from windlass.wire.results import ErrorInfo
 
 # Error texts of sockets, torch's store, gloo and NCCL when a peer has died.
@@ -25,26 +25,28 @@ _PEER_LOST = (
 )
 
 
-def count_as_asked(procs: int, _kind: str) -> int:
+def requested_procs(procs: int, _kind: str) -> int:
     """Return the requested number of ranks per node."""
     return procs
 
 
-def make_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> dict[str, str]:
+def make_env(plan: Plan, rank: int, *, attempt: int, rendezvous: RankRendezvous) -> dict[str, str]:
     """Return the variables that torchrun sets for a rank."""
     from windlass.plan.plan import make_rank_env
 
-    return make_rank_env(plan, rank, attempt=attempt, meeting=meeting)
+    return make_rank_env(plan, rank, attempt=attempt, rendezvous=rendezvous)
 
 
-def make_lone_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> dict[str, str]:
+def make_env_without_rendezvous(
+    plan: Plan, rank: int, *, attempt: int, rendezvous: RankRendezvous
+) -> dict[str, str]:
     """Return torchrun's variables without the rendezvous address.
 
     A rank beside a framework's cluster opens its own torch store if it needs one.
     """
     from windlass import names
 
-    env = make_env(plan, rank, attempt=attempt, meeting=meeting)
+    env = make_env(plan, rank, attempt=attempt, rendezvous=rendezvous)
     for name in (names.MASTER_ADDR, names.MASTER_PORT, names.TORCHELASTIC_USE_AGENT_STORE):
         del env[name]
     return env
@@ -60,12 +62,12 @@ def find_version(library: str) -> str:
         return ""
 
 
-def make_call_env(meeting: Meeting) -> dict[str, str]:
+def make_call_env(rendezvous: RankRendezvous) -> dict[str, str]:
     """Return the rendezvous variables of a call. The restart count is 0, as a call is not a restart."""
     from windlass import names
-    from windlass.plan.plan import make_meeting_env
+    from windlass.plan.plan import make_rendezvous_env
 
-    return {**make_meeting_env(meeting), names.TORCHELASTIC_RESTART_COUNT: "0"}
+    return {**make_rendezvous_env(rendezvous), names.TORCHELASTIC_RESTART_COUNT: "0"}
 
 
 def has_lost_peer(error: ErrorInfo) -> bool:

@@ -15,7 +15,7 @@ import sys
 
 from windlass import names
 from windlass.frameworks import python_ranks
-from windlass.frameworks.framework import Framework, MeetingStore
+from windlass.frameworks.framework import Framework, RendezvousStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 _RENDEZVOUS = "torch.distributed.rendezvous"
-_MEETING_VARIABLES = (names.MASTER_ADDR, names.MASTER_PORT, names.TORCHELASTIC_USE_AGENT_STORE)
+_RENDEZVOUS_VARIABLES = (names.MASTER_ADDR, names.MASTER_PORT, names.TORCHELASTIC_USE_AGENT_STORE)
 _LOOPBACK = "127."
 _BACKLOG = 2048  # torch's own value
 
-_meeting: dict[str, str] = {}  # the rendezvous variables that this rank received last
+_rendezvous: dict[str, str] = {}  # the rendezvous variables that this rank received last
 _TORCH = "torch"
 
 
@@ -84,12 +84,12 @@ def share_store(variables: Mapping[str, str], name_part: Callable[[], str] | Non
     can reach it. Torch writes the same keys for every process group. A rank that takes calls therefore gives
     each group its own part of the store, named by `name_part`.
     """
-    _meeting.clear()
-    _meeting.update({name: variables.get(name, "") for name in _MEETING_VARIABLES})
-    _meeting[names.WORLD_SIZE] = os.environ.get(names.WORLD_SIZE, "1")
-    if _meeting[names.WORLD_SIZE] != "1" and names.STORE in os.environ:
-        _meeting[names.STORE] = os.environ[names.STORE]
-    elif name_part is None or _meeting[names.TORCHELASTIC_USE_AGENT_STORE] != str(True):
+    _rendezvous.clear()
+    _rendezvous.update({name: variables.get(name, "") for name in _RENDEZVOUS_VARIABLES})
+    _rendezvous[names.WORLD_SIZE] = os.environ.get(names.WORLD_SIZE, "1")
+    if _rendezvous[names.WORLD_SIZE] != "1" and names.STORE in os.environ:
+        _rendezvous[names.STORE] = os.environ[names.STORE]
+    elif name_part is None or _rendezvous[names.TORCHELASTIC_USE_AGENT_STORE] != str(True):
         return
     if _RENDEZVOUS in sys.modules:
         _set_store(sys.modules[_RENDEZVOUS], name_part)
@@ -115,13 +115,13 @@ def _set_store(rendezvous: Any, name_part: Callable[[], str] | None) -> None:
                 names.TORCHELASTIC_USE_AGENT_STORE, ""
             ),
         }
-        if names.STORE in _meeting and asked.items() <= _meeting.items():
-            file = _meeting[names.STORE] + (part.replace("/", "-") or "all")
+        if names.STORE in _rendezvous and asked.items() <= _rendezvous.items():
+            file = _rendezvous[names.STORE] + (part.replace("/", "-") or "all")
             store = distributed.FileStore(file, -1)  # the agent removes the file with its world
             store.set_timeout(timeout)
             return store
         store = create(host, port, rank, world_size, timeout, *more, **named)
-        has_store = _meeting[names.TORCHELASTIC_USE_AGENT_STORE] == str(True)
+        has_store = _rendezvous[names.TORCHELASTIC_USE_AGENT_STORE] == str(True)
         return distributed.PrefixStore(part, store) if part and has_store else store
 
     create_store.is_ours = True  # type: ignore[attr-defined]
@@ -160,10 +160,10 @@ FRAMEWORK = Framework(
     preload=(_TORCH,),
     takes_commands=False,
     gives_list=True,
-    count_procs=python_ranks.count_as_asked,
+    count_procs=python_ranks.requested_procs,
     make_env=python_ranks.make_env,
     make_call_env=python_ranks.make_call_env,
-    store=MeetingStore(
+    store=RendezvousStore(
         is_wanted=_is_store_wanted,
         serve=serve_store,
         share=share_store,

@@ -17,23 +17,25 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from windlass.frameworks.framework import ReportCluster
-    from windlass.plan.plan import Meeting, Plan
+    from windlass.plan.plan import Plan, RankRendezvous
     from windlass.wire.messages.forkserver import ClusterNode
 
 _LIBRARY = "ray"
 
 
-def _make_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> dict[str, str]:
-    env = python_ranks.make_lone_env(plan, rank, attempt=attempt, meeting=meeting)
-    return {**env, **_make_call_env(meeting)}
+def _make_env(plan: Plan, rank: int, *, attempt: int, rendezvous: RankRendezvous) -> dict[str, str]:
+    env = python_ranks.make_env_without_rendezvous(
+        plan, rank, attempt=attempt, rendezvous=rendezvous
+    )
+    return {**env, **_make_call_env(rendezvous)}
 
 
-def _make_call_env(meeting: Meeting) -> dict[str, str]:
-    if not meeting.port:
+def _make_call_env(rendezvous: RankRendezvous) -> dict[str, str]:
+    if not rendezvous.port:
         return {}
     return {
-        "RAY_ADDRESS": f"{meeting.address}:{meeting.port}",
-        **make_auth(meeting.secret),
+        "RAY_ADDRESS": f"{rendezvous.address}:{rendezvous.port}",
+        **make_auth(rendezvous.secret),
     }
 
 

@@ -266,7 +266,7 @@ def count_procs(work: Command, spec: JobSpec) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class RankRendezvous:
     """Rendezvous of the ranks of one attempt."""
 
     address: str
@@ -276,7 +276,9 @@ class Meeting:
     members: tuple[str, ...] = ()  # addresses of a cluster's nodes
 
 
-def make_rank_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> dict[str, str]:
+def make_rank_env(
+    plan: Plan, rank: int, *, attempt: int, rendezvous: RankRendezvous
+) -> dict[str, str]:
     """Return the variables of one rank in one attempt."""
     node = plan.node_of(rank)
     world_size = str(plan.num_ranks)
@@ -290,7 +292,7 @@ def make_rank_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> d
         names.ROLE_NAME: "default",
         names.ROLE_RANK: str(rank),
         names.ROLE_WORLD_SIZE: world_size,
-        **make_meeting_env(meeting),
+        **make_rendezvous_env(rendezvous),
         names.TORCHELASTIC_RESTART_COUNT: str(attempt),
         names.NODE_NAME: node.name,
         names.NODE_INDEXES: render_indexes([node.index for node in plan.nodes]),
@@ -298,16 +300,16 @@ def make_rank_env(plan: Plan, rank: int, *, attempt: int, meeting: Meeting) -> d
     }
 
 
-def make_meeting_env(meeting: Meeting) -> dict[str, str]:
+def make_rendezvous_env(rendezvous: RankRendezvous) -> dict[str, str]:
     """Return the rendezvous of ranks as torchrun's variables."""
     return {
-        names.MASTER_ADDR: meeting.address,
-        names.MASTER_PORT: str(meeting.port),
-        names.TORCHELASTIC_USE_AGENT_STORE: str(meeting.has_store),
+        names.MASTER_ADDR: rendezvous.address,
+        names.MASTER_PORT: str(rendezvous.port),
+        names.TORCHELASTIC_USE_AGENT_STORE: str(rendezvous.has_store),
     }
 
 
-def make_command_env(plan: Plan, rank: int, meeting: Meeting) -> dict[str, str]:
+def make_command_env(plan: Plan, rank: int, rendezvous: RankRendezvous) -> dict[str, str]:
     """Return the variables with which a plain `torchrun train.py` on every node forms one world.
 
     With `--standalone`, return only the number of nodes and the node's rank. Return nothing for calls,
@@ -320,12 +322,12 @@ def make_command_env(plan: Plan, rank: int, meeting: Meeting) -> dict[str, str]:
     env = {names.NNODES: num_nodes, names.NODE_RANK: node}
     if not _STANDALONE.search(label):
         if _BACKEND.search(label) and not _ENDPOINT.search(label):
-            env[names.PET_RDZV_ENDPOINT] = f"{meeting.address}:{meeting.port}"
+            env[names.PET_RDZV_ENDPOINT] = f"{rendezvous.address}:{rendezvous.port}"
         env |= {
             names.PET_NNODES: num_nodes,
             names.PET_NODE_RANK: node,
-            names.PET_MASTER_ADDR: meeting.address,
-            names.PET_MASTER_PORT: str(meeting.port),
+            names.PET_MASTER_ADDR: rendezvous.address,
+            names.PET_MASTER_PORT: str(rendezvous.port),
         }
     return {key: value for key, value in env.items() if key not in plan.env}
 

@@ -39,27 +39,27 @@ _OURS = frozenset(
 )
 
 
-_OWN_PLACE = "leave it out: each node knows its own rank"
-_MEETING = "leave it out: Windlass configures the rendezvous"
+_OWN_PLACE = "omit it: each node knows its own rank"
+_RENDEZVOUS = "omit it: Windlass configures the rendezvous"
 # Launcher flags that have another name in Windlass: the launcher, and the hint, with {} for the value.
 # Excludes flags that scripts often have too (--log_dir, --role, --include, --config_file).
 _TRANSLATIONS = {
     "nproc_per_node": (TORCHRUN, "write --procs {}"),
     "nnodes": (TORCHRUN, "write --nodes {}"),
     "node_rank": (TORCHRUN, _OWN_PLACE),
-    "rdzv_backend": (TORCHRUN, _MEETING),
-    "rdzv_endpoint": (TORCHRUN, _MEETING),
-    "rdzv_id": (TORCHRUN, _MEETING),
-    "rdzv_conf": (TORCHRUN, _MEETING),
-    "standalone": (TORCHRUN, "leave it out: a job of one node is the default"),
+    "rdzv_backend": (TORCHRUN, _RENDEZVOUS),
+    "rdzv_endpoint": (TORCHRUN, _RENDEZVOUS),
+    "rdzv_id": (TORCHRUN, _RENDEZVOUS),
+    "rdzv_conf": (TORCHRUN, _RENDEZVOUS),
+    "standalone": (TORCHRUN, "omit it: a job of one node is the default"),
     "max_restarts": (TORCHRUN, "write --restarts {}"),
-    "master_addr": (TORCHRUN, _MEETING),
-    "master_port": (TORCHRUN, _MEETING),
+    "master_addr": (TORCHRUN, _RENDEZVOUS),
+    "master_port": (TORCHRUN, _RENDEZVOUS),
     "num_processes": (ACCELERATE, "write --procs {}, which counts the ranks of one node"),
     "num_machines": (ACCELERATE, "write --nodes {}"),
     "machine_rank": (ACCELERATE, _OWN_PLACE),
-    "main_process_ip": (ACCELERATE, _MEETING),
-    "main_process_port": (ACCELERATE, _MEETING),
+    "main_process_ip": (ACCELERATE, _RENDEZVOUS),
+    "main_process_port": (ACCELERATE, _RENDEZVOUS),
     "multi_gpu": (ACCELERATE, "write --gpus N, the number of GPUs of one node"),
     "use_fsdp": (ACCELERATE, "write --env ACCELERATE_USE_FSDP=true"),
     "use_deepspeed": (ACCELERATE, "write --env ACCELERATE_USE_DEEPSPEED=true"),
@@ -188,7 +188,7 @@ def unwrap_torchrun(command: Command) -> tuple[Script | Module | Command, tuple[
     if line.launcher != TORCHRUN or line.is_shell or len(line.head) not in (1, 3):
         raise SpecError(
             f"an export without Windlass runs torchrun, but {command.label!r:.80} is not a torchrun command",
-            hint="export the script with windlass export train.py, or use -e kubernetes without --plain",
+            hint="export the script with `windlass export train.py`, or use -e kubernetes without --plain",
         )
     kept: list[str] = []
     queue = list(reversed(line.words))

@@ -20,16 +20,16 @@ DUO = """
 import socket
 
 from windlass.frameworks import python_ranks
-from windlass.frameworks.framework import Framework, MeetingStore
+from windlass.frameworks.framework import Framework, RendezvousStore
 
 
-def make_env(plan, rank, *, attempt, meeting):
-    env = python_ranks.make_env(plan, rank, attempt=attempt, meeting=meeting)
-    return {**env, "DUO_AT": f"{meeting.address}:{meeting.port}"}
+def make_env(plan, rank, *, attempt, rendezvous):
+    env = python_ranks.make_env(plan, rank, attempt=attempt, rendezvous=rendezvous)
+    return {**env, "DUO_AT": f"{rendezvous.address}:{rendezvous.port}"}
 
 
-def make_call_env(meeting):
-    return {"DUO_AT": f"{meeting.address}:{meeting.port}"}
+def make_call_env(rendezvous):
+    return {"DUO_AT": f"{rendezvous.address}:{rendezvous.port}"}
 
 
 def serve(address, port, tell):
@@ -55,7 +55,7 @@ FRAMEWORK = Framework(
     count_procs=lambda asked, kind: 2,
     make_env=make_env,
     make_call_env=make_call_env,
-    store=MeetingStore(is_wanted=lambda preload, num: num > 1, serve=serve, share=share),
+    store=RendezvousStore(is_wanted=lambda preload, num: num > 1, serve=serve, share=share),
     is_consequence=lambda error: "partner left" in error.message,
 )
 """

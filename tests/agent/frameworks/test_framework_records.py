@@ -1,4 +1,4 @@
-"""Records of the frameworks: ranks per node, variables, meeting and blame, and the table of names."""
+"""Records of the frameworks: ranks per node, variables, rendezvous and blame, and the table of names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from windlass.frameworks.framework import (
     choose_framework,
     load_framework,
 )
-from windlass.plan.plan import Facts, Meeting, make_plan
+from windlass.plan.plan import Facts, RankRendezvous, make_plan
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Calls, Command, Function, Module, Script
 from windlass.wire.results import ErrorInfo
 
-MEETING = Meeting(address="10.0.0.1", port=29500, has_store=True)
+RENDEZVOUS = RankRendezvous(address="10.0.0.1", port=29500, has_store=True)
 NODE_VARIABLES = {"NNODES", "NODE_RANK", "PET_NNODES", "PET_NODE_RANK"}
 EVERYWHERE = [name for name in FRAMEWORKS if load_framework(name).cluster is None]
 
@@ -28,7 +28,7 @@ def make_env(framework, work, rank=3):
     spec = JobSpec(work=work, framework=framework, nodes=2, procs=2)
     plan = make_plan(spec, job_id="j", now_s=0.0, facts=Facts(environ={}))
     assert plan.framework == framework
-    return load_framework(framework).make_env(plan, rank, attempt=1, meeting=MEETING)
+    return load_framework(framework).make_env(plan, rank, attempt=1, rendezvous=RENDEZVOUS)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -48,8 +48,8 @@ def test_every_rank_has_the_variables_of_torchrun(name):
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_call_variables_have_the_meeting_and_no_restart(name):
-    assert load_framework(name).make_call_env(MEETING) == {
+def test_call_variables_have_the_rendezvous_and_no_restart(name):
+    assert load_framework(name).make_call_env(RENDEZVOUS) == {
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "29500",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -106,28 +106,30 @@ def test_ray_gives_its_rank_the_address_and_token_of_the_cluster():
     plan = make_plan(spec, job_id="j", now_s=0.0, facts=Facts(environ={}))
     assert [node.num_ranks for node in plan.nodes] == [1, 0, 0]
     ray = load_framework("ray")
-    cluster = Meeting(address="10.0.0.1", port=6379, has_store=True, secret="s3cret")
+    cluster = RankRendezvous(address="10.0.0.1", port=6379, has_store=True, secret="s3cret")
     expected = {
         "RAY_ADDRESS": "10.0.0.1:6379",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": "s3cret",
     }
     assert ray.make_call_env(cluster) == expected
-    env = ray.make_env(plan, 0, attempt=1, meeting=cluster)
+    env = ray.make_env(plan, 0, attempt=1, rendezvous=cluster)
     assert (
         env.items() >= {**expected, "RANK": "0", "WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "3"}.items()
     )
     assert not {"MASTER_ADDR", "MASTER_PORT"} & env.keys()
-    waiting = ray.make_env(plan, 0, attempt=1, meeting=Meeting(address="", port=0))
+    waiting = ray.make_env(plan, 0, attempt=1, rendezvous=RankRendezvous(address="", port=0))
     assert not expected.keys() & waiting.keys()
 
 
 def test_monarch_gives_its_rank_the_hosts_of_the_mesh():
     monarch = load_framework("monarch")
-    mesh = Meeting(address="", port=0, members=("tcp://10.0.0.1:26600", "tcp://10.0.0.2:26600"))
+    mesh = RankRendezvous(
+        address="", port=0, members=("tcp://10.0.0.1:26600", "tcp://10.0.0.2:26600")
+    )
     expected = {"WINDLASS_MONARCH_WORKERS": "tcp://10.0.0.1:26600 tcp://10.0.0.2:26600"}
     assert monarch.make_call_env(mesh) == expected
-    assert monarch.make_call_env(Meeting(address="", port=0)) == {}
+    assert monarch.make_call_env(RankRendezvous(address="", port=0)) == {}
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_command_always_runs_as_a_command(asked):
     ("wrong", "message", "hint"),
     [
         ("pytroch", "unknown framework 'pytroch'", "did you mean 'pytorch'?"),
-        ("zzz", "unknown framework 'zzz'", "there are pytorch, spmd, command"),
+        ("zzz", "unknown framework 'zzz'", "available: pytorch, spmd, command"),
     ],
 )
 def test_unknown_names(wrong, message, hint):

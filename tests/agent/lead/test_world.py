@@ -51,15 +51,15 @@ def test_unknown_ranks(ranks):
         choose(ranks)
 
 
-def test_every_call_of_a_meeting_has_its_own_part():
-    meeting, make_env = Store(1, port=29500), load_framework("pytorch").make_call_env
-    first = make_env(meeting.describe("10.0.0.1"))
+def test_every_call_of_a_rendezvous_has_its_own_part():
+    rendezvous, make_env = Store(1, port=29500), load_framework("pytorch").make_call_env
+    first = make_env(rendezvous.describe("10.0.0.1"))
     assert first["MASTER_ADDR"] == "10.0.0.1"
     assert first["MASTER_PORT"] == "29500"
     assert first["TORCHELASTIC_USE_AGENT_STORE"] == "True"
     assert first["TORCHELASTIC_RESTART_COUNT"] == "0"
-    assert make_env(meeting.describe("10.0.0.1")) == first
-    assert meeting.next_part() != meeting.next_part()
+    assert make_env(rendezvous.describe("10.0.0.1")) == first
+    assert rendezvous.next_part() != rendezvous.next_part()
 
 
 def test_world_is_cleared_when_all_its_nodes_report_it():

@@ -17,7 +17,7 @@ from windlass.agent.lead.node_table import JoinedNode, NodeTable
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.stores import LOOPBACK, Store, Stores
 from windlass.frameworks.framework import load_framework
-from windlass.plan.plan import Meeting
+from windlass.plan.plan import RankRendezvous
 from windlass.wire.message import Handlers
 from windlass.wire.messages.forkserver import ClusterNode
 from windlass.wire.messages.worlds import CloseStore, OpenStore, StoreGone, StoreReady
@@ -148,10 +148,10 @@ class Cluster:
             return 0, self.error
         return None if self.others is None else self.others.find_error()
 
-    def describe(self, address: str) -> Meeting:
+    def describe(self, address: str) -> RankRendezvous:
         """Return the connection details for ranks. `address` applies unless the cluster has its own."""
         members = () if self.others is None else (self.address, *self.others.addresses)
-        return Meeting(
+        return RankRendezvous(
             address=self.address or address,
             port=self.port or 0,
             has_store=True,
@@ -165,7 +165,7 @@ class Cluster:
         return self.num_calls
 
 
-MeetingPoint: TypeAlias = "Store | Cluster"  # where the ranks of a world find each other
+RendezvousPoint: TypeAlias = "Store | Cluster"  # where the ranks of a world find each other
 
 
 class Clusters:
@@ -345,7 +345,7 @@ class Clusters:
             self._lose(cluster, kind, own.other if index else own.first, index)
 
 
-def make_meeting_handlers(stores: Stores, clusters: Clusters) -> Handlers:
+def make_rendezvous_handlers(stores: Stores, clusters: Clusters) -> Handlers:
     """Return handlers for reports about stores and clusters, whose numbers come from one sequence."""
 
     def take_ready(index: int, message: StoreReady, _body: bytes) -> None:

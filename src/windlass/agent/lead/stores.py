@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from windlass.agent.lead.node_table import NodeTable
-from windlass.plan.plan import Meeting, Plan
+from windlass.plan.plan import Plan, RankRendezvous
 from windlass.wire.messages.worlds import CloseStore, OpenStore, StoreGone, StoreReady
 
 LOOPBACK = "127.0.0.1"
@@ -81,9 +81,9 @@ class Store:
         """True if node 0 serves the store, and False if rank 0 opens one."""
         return self.reserved is None
 
-    def describe(self, address: str) -> Meeting:
+    def describe(self, address: str) -> RankRendezvous:
         """Return the connection details for ranks. `address` is that of node 0."""
-        return Meeting(address=address, port=self.port or 0, has_store=self.has_store)
+        return RankRendezvous(address=address, port=self.port or 0, has_store=self.has_store)
 
     def next_part(self) -> int:
         """Return the number of a part of the store that only one call uses."""
@@ -127,7 +127,7 @@ class Stores:
         self._nodes.order(0, CloseStore(number=self._stores[framework].number))
         self._release(self._stores.pop(framework))
 
-    def is_worn(self, framework: str, in_use: Iterable[object]) -> bool:
+    def is_overused(self, framework: str, in_use: Iterable[object]) -> bool:
         """Return whether a store has served many calls and no world uses it any more."""
         store = self._stores.get(framework)
         is_old = store is not None and store.num_calls >= _MAX_CALLS
@@ -141,10 +141,10 @@ class Stores:
     def reserve_port(self, number: int) -> Store:
         """Reserve a port at which rank 0 opens a store."""
         store = Store(number)
-        self.do_without(store)
+        self.reserve_rank0_port(store)
         return store
 
-    def do_without(self, store: Store) -> None:
+    def reserve_rank0_port(self, store: Store) -> None:
         """Reserve a port at which rank 0 opens the store, because node 0 cannot."""
         store.reserved = reserve_port(self._prefer_port())
         store.port = store.reserved.number
@@ -171,7 +171,7 @@ class Stores:
                 if message.port:
                     store.port = message.port
                 else:
-                    self.do_without(store)
+                    self.reserve_rank0_port(store)
 
     def take_gone(self, message: StoreGone) -> None:
         """Forget a store whose process has ended."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from windlass import names
-from windlass.agent.lead.clusters import MeetingPoint
+from windlass.agent.lead.clusters import RendezvousPoint
 from windlass.agent.lead.node_table import JoinedNode, NodeTable
 from windlass.agent.silence_limits import Disconnect
 from windlass.errors import SpecError, count_noun
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Changes(asyncio.Event):
     """Event to set after every change. Only one task at a time may wait for a condition."""
 
-    async def until(self, condition: Callable[[], bool], *, timeout_s: float | None) -> bool:
+    async def wait_until(self, condition: Callable[[], bool], *, timeout_s: float | None) -> bool:
         """Wait for a condition. Return False if it is still false after `timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
@@ -63,12 +63,12 @@ class World:
     slot: str = ""  # slot that keeps it, or empty if it serves one call
     instance: str = ""  # ID of the object that lives in it
     version: str = ""  # version of the project at its last call
-    meeting: MeetingPoint | None = None  # where its ranks meet, set before its first call
-    sent_meeting: MeetingPoint | None = None  # the meeting point last sent to its ranks
+    rendezvous: RendezvousPoint | None = None  # where its ranks meet, set before its first call
+    sent_rendezvous: RendezvousPoint | None = None  # the rendezvous point last sent to its ranks
     is_alive: bool = True
     is_ending: bool = False
     end_signal: int = 0  # signal that asks its ranks to end
-    is_cut: bool = False  # some of its nodes became unreachable and may have another lead
+    is_partitioned: bool = False  # some of its nodes became unreachable and may have another lead
     cleared: set[int] = field(default_factory=set)  # nodes that are lost or have no ranks left
     nodes: list[int] = field(init=False)
     rank_nodes: list[int] = field(init=False)  # the nodes that have ranks
@@ -149,7 +149,7 @@ class WorldTable:
         world.is_alive, world.is_ending = False, True
         world.end_signal = signum or world.end_signal or signal.SIGTERM
         world.cleared.update(self._nodes.missing(world.nodes))
-        within_s = self._nodes.limits.cut_grace_s if world.is_cut else None
+        within_s = self._nodes.limits.cut_grace_s if world.is_partitioned else None
         order = EndWorld(world=world.number, now=now, signal=world.end_signal, within_s=within_s)
         for index in reversed(world.nodes):
             self._nodes.order(index, order)
@@ -158,15 +158,15 @@ class WorldTable:
         """Mark the worlds of a lost node as dead. Return the node, or None if it had not joined."""
         worlds = [world for world in self._worlds.values() if index in world.nodes]
         may_run = any(index not in world.cleared for world in worlds)
-        is_cut = disconnect is Disconnect.CUT and (
+        is_partitioned = disconnect is Disconnect.CUT and (
             may_run or self._nodes.one_world.find_unreachable(index) is not None
         )
         node = self._nodes.lose(index, why, disconnect, may_run=may_run)
         for world in worlds:
             world.is_alive = False
             world.cleared.add(index)
-            world.is_cut |= is_cut
-            if is_cut and world.is_ending:
+            world.is_partitioned |= is_partitioned
+            if is_partitioned and world.is_ending:
                 self.end(world, now=False)
         return node
 

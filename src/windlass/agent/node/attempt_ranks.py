@@ -17,7 +17,7 @@ from windlass import names, processes
 from windlass.agent.node.world_ranks import Echo, LiveRank, WorldRanks, read_error_file
 from windlass.errors import ProtocolError
 from windlass.frameworks.framework import load_framework
-from windlass.plan.plan import Meeting
+from windlass.plan.plan import RankRendezvous
 from windlass.spec.work import Function
 from windlass.wire.messages.forkserver import ForkRank
 from windlass.wire.messages.jobs import RankStarted, ReleaseRanks, StartAttempt
@@ -141,7 +141,7 @@ class JobOrders:
         plan, folder = node.context.plan, node.context.folder
         world = plan.on_nodes(order.nodes)
         here = next(one for one in world.nodes if one.index == node.context.index)
-        meeting = Meeting(
+        rendezvous = RankRendezvous(
             address=order.address,
             port=order.port,
             has_store=order.has_store,
@@ -154,7 +154,7 @@ class JobOrders:
         for rank in here.ranks:
             env = {
                 **plan.env,
-                **framework.make_env(world, rank, attempt=attempt, meeting=meeting),
+                **framework.make_env(world, rank, attempt=attempt, rendezvous=rendezvous),
                 names.TORCHELASTIC_ERROR_FILE: str(folder.error(attempt, rank)),
             }
             request = ForkRank(

@@ -26,7 +26,7 @@ from windlass.agent.node.world_ranks import Echo, LiveRank, SendToLead, WorldRan
 from windlass.agent.projects import Projects
 from windlass.errors import WindlassError
 from windlass.frameworks.framework import load_framework
-from windlass.plan.plan import Meeting
+from windlass.plan.plan import RankRendezvous
 from windlass.spec.work import ImageStep
 from windlass.wire import payloads
 from windlass.wire.frames import Frame, render_frame
@@ -272,9 +272,9 @@ class ComputeOrders:
             peer_wait_s=plan.peer_wait_s,
         )
         framework = load_framework(about.framework)
-        meeting = Meeting(address="", port=0)  # the first call provides it
+        rendezvous = RankRendezvous(address="", port=0)  # the first call provides it
         for rank in here.ranks:
-            env = framework.make_env(world, rank, attempt=number, meeting=meeting)
+            env = framework.make_env(world, rank, attempt=number, rendezvous=rendezvous)
             request = ForkRank(
                 framework=framework.name,
                 rank=rank,

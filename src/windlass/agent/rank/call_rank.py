@@ -19,7 +19,7 @@ from typing import Any
 
 from windlass import names
 from windlass.agent.link.rank_channel import RankEnd
-from windlass.agent.rank.rank_main import make_main, set_argv, step_aside
+from windlass.agent.rank.rank_main import make_main, prefer_user_modules, set_argv
 from windlass.agent.rank.rank_outcome import make_error, read_exit_code, report_uncaught
 from windlass.agent.rank.reload import Reloader, import_freshly, renew_class
 from windlass.agent.rank_process import INTERRUPTED
@@ -73,10 +73,10 @@ class _Callee:
         self._object: Any = None
         self._is_command = False
         self._constructor: list[memoryview] | None = None
-        self._framework = load_framework(about.framework)  # before `step_aside` unloads it
+        self._framework = load_framework(about.framework)  # before `prefer_user_modules` unloads it
         if about.cwd:
             _enter(about.cwd)
-        step_aside(about.paths)
+        prefer_user_modules(about.paths)
         import_freshly([about.root, *about.paths])
         make_main()
         if self._framework.cluster is not None:
@@ -106,7 +106,7 @@ class _Callee:
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         self._part, self._num_stores = order.part, 0
         if order.meeting:
-            self._meet(order.meeting)
+            self._set_rendezvous(order.meeting)
         try:
             segments = self._segments(order, body)
             value = self._perform(order, segments)
@@ -128,11 +128,11 @@ class _Callee:
         finally:
             del raised  # breaks the reference cycle between the exception and this frame
 
-    def _meet(self, meeting: Mapping[str, str]) -> None:
+    def _set_rendezvous(self, rendezvous: Mapping[str, str]) -> None:
         """Set the rendezvous variables of this world's ranks."""
-        os.environ.update(meeting)
+        os.environ.update(rendezvous)
         if self._framework.store is not None:
-            self._framework.store.share(meeting, self._name_part)
+            self._framework.store.share(rendezvous, self._name_part)
         if self._framework.cluster is not None:
             self._framework.cluster.meet()
 

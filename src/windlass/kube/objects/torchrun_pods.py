@@ -249,7 +249,7 @@ def make_shell(plan: Plan, pods: TorchrunPods) -> str:
     lines = [
         f'export {names.RANK}="${{{names.RANK}:-${{HOSTNAME##*-}}}}"',
         *([_STAY] if pods.stays else []),
-        *_make_meeting(pods.rendezvous),
+        *_make_rendezvous_flags(pods.rendezvous),
         f"{_make_torchrun(plan, pods)} &",
         _WAIT_FOR_IT,
         _FINISHED if pods.stays else "exit $code",
@@ -275,7 +275,7 @@ touch {STATE_FOLDER}/finished
 stay"""
 
 
-def _make_meeting(rendezvous: Rendezvous) -> list[str]:
+def _make_rendezvous_flags(rendezvous: Rendezvous) -> list[str]:
     if rendezvous.endpoint:
         endpoint = shlex.quote(rendezvous.endpoint)
         return [f"endpoint={endpoint}", f"conf=timeout={_WAIT_S}"]

@@ -20,7 +20,7 @@ from windlass.agent.lead.calls.call_runner import CallRunner
 from windlass.agent.lead.calls.call_state import Call, RankAnswer
 from windlass.agent.lead.calls.ready_nodes import ReadyNodes, make_setup
 from windlass.agent.lead.calls.world_pool import WorldPool
-from windlass.agent.lead.clusters import Cluster, Clusters, make_meeting_handlers
+from windlass.agent.lead.clusters import Cluster, Clusters, make_rendezvous_handlers
 from windlass.agent.lead.node_table import NodeHandlers, NodeTable, SendBody
 from windlass.agent.lead.status_writer import StatusWriter
 from windlass.agent.lead.stores import Stores
@@ -127,7 +127,7 @@ class CallLead:
         return {
             **NodeHandlers(self.nodes, self._status_writer).handlers,
             **ready_nodes.handlers,
-            **make_meeting_handlers(stores, self._clusters),
+            **make_rendezvous_handlers(stores, self._clusters),
             WorldCleared: self.worlds.take_cleared,
             CallAnswer: self._take_answer,
             CallItem: self._take_item,
@@ -181,7 +181,7 @@ class CallLead:
     ) -> None:
         """Request the end of the compute, with `signum` for the ranks."""
         verdict = make_job_verdict(self.plan, kind, message, at_s=time.time())
-        self.stop.ask(verdict, now=now, signum=signum)
+        self.stop.request(verdict, now=now, signum=signum)
         self._changed.set()
         self.queue.wake()
         if (call := self.queue.current) is not None:
@@ -222,7 +222,7 @@ class CallLead:
     def _lose_cluster(self, cluster: Cluster, kind: FailureKind, what: str, node: int) -> None:
         """Mark the worlds that used a lost cluster as dead, and fail the call that runs on one of them."""
         for world in self.worlds.all():
-            if world.meeting is cluster:
+            if world.rendezvous is cluster:
                 world.is_alive = False
                 self._break_off_on(world.number, kind, what, node)
 
@@ -231,14 +231,14 @@ class CallLead:
         if call is not None and call.attempt is not None and call.attempt.number == number:
             message = f"{what} on {self.nodes.describe(node)} was lost, and the cluster with it"
             verdict = make_job_verdict(self.plan, kind, message, at_s=time.time(), node=node)
-            call.attempt.break_off(verdict)
+            call.attempt.fail(verdict)
             call.end()
 
     def record_exit(self, index: int) -> None:
         """Record a leaving node's report that its ranks are dead."""
         self.lose(index)
 
-    def take_farewell(self, seat: AgentIdentity, _memory: LeadHandover | None) -> None:
+    def record_permanent_exit(self, seat: AgentIdentity, _memory: LeadHandover | None) -> None:
         """Record that an unreachable node has ended permanently and has no ranks."""
         self.nodes.record_exit(seat)
 

@@ -122,8 +122,8 @@ class CallRunner:
 
     def _make_order(self, world: World, call: Call) -> RunCall:
         profile = call.profile
-        before, has_meeting = world.version, world.meeting is world.sent_meeting
-        world.version, world.sent_meeting = profile.version, world.meeting
+        before, has_rendezvous = world.version, world.rendezvous is world.sent_rendezvous
+        world.version, world.sent_rendezvous = profile.version, world.rendezvous
         return RunCall(
             id=call.id,
             world=world.number,
@@ -135,8 +135,8 @@ class CallRunner:
             reload=bool(world.slot) and profile.version != before,
             is_watched=profile.is_watched,
             sources=profile.sources,
-            meeting={} if has_meeting else self._pool.make_meeting_env(world),
-            part=world.meeting.next_part() if world.meeting else 0,
+            meeting={} if has_rendezvous else self._pool.make_rendezvous_env(world),
+            part=world.rendezvous.next_part() if world.rendezvous else 0,
         )
 
     # -- the end of a call ---------------------------------------------------------------------
@@ -148,7 +148,7 @@ class CallRunner:
             return
         if world.slot and world.is_alive and call.stop is None:
             # kept ranks that all fail within this time stay alive
-            await self._changed.until(lambda: attempt.is_done, timeout_s=2 * SETTLE_S)
+            await self._changed.wait_until(lambda: attempt.is_done, timeout_s=2 * SETTLE_S)
         await attempt.wait_for_cause(
             self._changed,
             lambda: attempt.is_done or call.stop is not None,
@@ -158,7 +158,7 @@ class CallRunner:
             must_hurry = call.stop is not None and self._stop.now
             self._pool.dismiss(world, now=must_hurry, signum=call.stop_signal)
             if not attempt.is_done:
-                await self._changed.until(lambda: attempt.is_done, timeout_s=SETTLE_S)
+                await self._changed.wait_until(lambda: attempt.is_done, timeout_s=SETTLE_S)
         if call.may_start_again(world):
             return
         verdict = attempt.make_verdict()
@@ -180,7 +180,7 @@ class CallRunner:
         self._pool.dismiss(world, now=False)
         self._pool.renew_store(call.profile)
         limit_s = self._nodes.plan.grace_s + CLEAR_MARGIN_S
-        if not await self._changed.until(lambda: world.is_cleared, timeout_s=limit_s):
+        if not await self._changed.wait_until(lambda: world.is_cleared, timeout_s=limit_s):
             self._pool.dismiss(world, now=True)
             for index in set(world.nodes) - world.cleared:
                 self._lose(index, "it did not end its ranks", disconnect=Disconnect.CUT)

@@ -97,7 +97,7 @@ class WorldPool:
             return None
         if not all(self._ready_nodes.is_up_to_date(index, profile) for index in world.nodes):
             return None
-        if not self._set_meeting(world, profile):
+        if not self._set_rendezvous(world, profile):
             return None
         if world is self._spare:
             self._spare = None
@@ -129,7 +129,7 @@ class WorldPool:
             if all(ready_nodes.is_up_to_date(index, profile) for index in indexes):
                 break  # otherwise a node was replaced meanwhile and has nothing yet
         made = self._make(call, plan)
-        self._set_meeting(made, profile)
+        self._set_rendezvous(made, profile)
         return made
 
     def _has_grown(self, world: World, call: Call) -> bool:
@@ -148,39 +148,39 @@ class WorldPool:
         plan = replace(self._nodes.plan, framework=call.profile.framework)
         return plan.with_nodes(make_world_nodes(plan, requested, here))
 
-    # -- meeting points -----------------------------------------------------------------------
+    # -- rendezvous points -----------------------------------------------------------------------
 
-    def make_meeting_env(self, world: World) -> dict[str, str]:
+    def make_rendezvous_env(self, world: World) -> dict[str, str]:
         """Return the rendezvous variables of a world's ranks."""
-        if world.meeting is None:
+        if world.rendezvous is None:
             return {}
         first = self._nodes.get(world.nodes[0])
         own = first.address if first is not None else ""
-        address, place = self._stores.address, world.meeting
+        address, place = self._stores.address, world.rendezvous
         if isinstance(place, Store) and not place.has_store:
             address = own or address
         return load_framework(world.plan.framework).make_call_env(place.describe(address))
 
-    def _set_meeting(self, world: World, profile: CallProfile) -> bool:
-        """Set the meeting point of a world if possible. Return False while the store is not open."""
-        if world.meeting is not None:
+    def _set_rendezvous(self, world: World, profile: CallProfile) -> bool:
+        """Set the rendezvous point of a world if possible. Return False while the store is not open."""
+        if world.rendezvous is not None:
             return True
         if not profile.store:
-            world.meeting = self._stores.reserve_port(next(self._numbers))
+            world.rendezvous = self._stores.reserve_port(next(self._numbers))
             return True
         framework = world.plan.framework
         store = self._stores.find(framework) or self._clusters.find(framework)
         if store is not None and store.port is not None:
-            world.meeting = store
-        return world.meeting is not None
+            world.rendezvous = store
+        return world.rendezvous is not None
 
     async def _await_store(self, profile: CallProfile) -> None:
         self._open_store(profile)
         store = self._stores.find(profile.framework)
-        if store is not None and not await self._changed.until(
+        if store is not None and not await self._changed.wait_until(
             lambda: store.port is not None, timeout_s=_STORE_S
         ):
-            self._stores.do_without(store)
+            self._stores.reserve_rank0_port(store)
 
     async def _await_cluster(self, call: Call, indexes: list[int]) -> bool:
         """Wait until the framework's own processes run on all nodes. Return False if the cluster is lost."""
@@ -194,7 +194,7 @@ class WorldPool:
         if not cluster.is_settled:
             what = f"starting {profile.framework} on {count_noun(len(indexes), 'node')}"
             call.report_waiting(CallWaiting(id=call.id, what=what))
-        await self._changed.until(
+        await self._changed.wait_until(
             lambda: cluster.is_settled or call.stop is not None,
             timeout_s=profile.launch_timeout_s,
         )
@@ -216,8 +216,8 @@ class WorldPool:
 
     def renew_store(self, profile: CallProfile) -> None:
         """Replace a store that has served many calls and that no world uses any more."""
-        in_use = [world.meeting for world in self._worlds.all()]
-        if profile.store and self._stores.is_worn(profile.framework, in_use):
+        in_use = [world.rendezvous for world in self._worlds.all()]
+        if profile.store and self._stores.is_overused(profile.framework, in_use):
             self._stores.close(profile.framework)
             self._open_store(profile)
 
@@ -234,7 +234,7 @@ class WorldPool:
         if old is not None:
             self.dismiss(old, now=False)
             limit_s = self._nodes.plan.grace_s + CLEAR_MARGIN_S
-            await self._changed.until(lambda: old.is_cleared, timeout_s=limit_s)
+            await self._changed.wait_until(lambda: old.is_cleared, timeout_s=limit_s)
             self._worlds.forget(old)
 
     def _make(self, call: Call, plan: Plan) -> World:
@@ -286,9 +286,9 @@ class WorldPool:
 
     def dismiss(self, world: World, *, now: bool, signum: int | None = None) -> None:
         """End a world's ranks. Busy ranks get `signum`."""
-        if isinstance(world.meeting, Store):
-            self._stores.leave(world.meeting)
-        world.meeting = None
+        if isinstance(world.rendezvous, Store):
+            self._stores.leave(world.rendezvous)
+        world.rendezvous = None
         self._worlds.end(world, now=now, signum=signum)
 
     async def dismiss_all(self, *, now: bool) -> None:
@@ -296,7 +296,7 @@ class WorldPool:
         for world in live:
             self.dismiss(world, now=now)
         limit_s = self._nodes.plan.grace_s + CLEAR_MARGIN_S
-        await self._changed.until(
+        await self._changed.wait_until(
             lambda: all(world.is_cleared for world in live), timeout_s=limit_s
         )
         self._stores.drop_all()

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING
 
 from windlass import names
 from windlass.agent.lead.attempt import SETTLE_S, Attempt, RankHandlers, StopRequest
-from windlass.agent.lead.clusters import Cluster, Clusters, MeetingPoint, make_meeting_handlers
+from windlass.agent.lead.clusters import (
+    Cluster,
+    Clusters,
+    RendezvousPoint,
+    make_rendezvous_handlers,
+)
 from windlass.agent.lead.jobs.next_attempt import Budget, Gathering
 from windlass.agent.lead.node_table import JoinedNode, NodeHandlers, NodeTable, SendBody
 from windlass.agent.lead.status_writer import StatusWriter
@@ -76,7 +81,7 @@ class RemainingFiles:
         num_pieces = -1
         while num_pieces != self._num_pieces:
             num_pieces = self._num_pieces
-            if await self._changed.until(is_over, timeout_s=_STALL_S):
+            if await self._changed.wait_until(is_over, timeout_s=_STALL_S):
                 break
         unsent.update(set(self._nodes.joined()) - self._flushed)
         self._report_missing({i: r for i, r in self._find_missing(attempt).items() if i in unsent})
@@ -164,7 +169,7 @@ class JobLead:
         self._handlers: Handlers = {
             **NodeHandlers(self.nodes, status_writer).handlers,
             **self._ranks.handlers,
-            **make_meeting_handlers(self._stores, self._clusters),
+            **make_rendezvous_handlers(self._stores, self._clusters),
             **self._remaining_files.handlers,
             WorldCleared: self._take_cleared,
         }
@@ -209,9 +214,9 @@ class JobLead:
         """Record the loss of a node. If it was cut off, its ranks may still run."""
         node = self._worlds.lose(index, why, disconnect)
         if node is not None:
-            is_cut = disconnect is Disconnect.CUT and self._world.is_cut
+            is_partitioned = disconnect is Disconnect.CUT and self._world.is_partitioned
             note = _render_loss(why, node)
-            for outcome in list(self.attempt.lose_node(index, note, is_cut=is_cut)):
+            for outcome in list(self.attempt.lose_node(index, note, is_partitioned=is_partitioned)):
                 self._ranks.take(outcome, exited=True)
             self._clusters.lose_node(index)
 
@@ -220,7 +225,7 @@ class JobLead:
         self.lose(index)
         self._forget_gone()
 
-    def take_farewell(self, seat: AgentIdentity, memory: LeadHandover | None) -> None:
+    def record_permanent_exit(self, seat: AgentIdentity, memory: LeadHandover | None) -> None:
         """Record that an unreachable node has ended permanently, with the state of its lead."""
         self.budget.add_reported(memory)
         logger.info("node %s of an earlier attempt has ended permanently", seat.index)
@@ -240,7 +245,7 @@ class JobLead:
         """Request the end, with `signum` for the ranks. A second one with `now` kills them immediately."""
         attempt = max(0, self.attempt.number)
         verdict = make_job_verdict(self._plan, kind, message, at_s=time.time(), attempt=attempt)
-        is_hurried = self.stop.ask(verdict, now=now, signum=signum)
+        is_hurried = self.stop.request(verdict, now=now, signum=signum)
         if is_hurried and self._status_writer.status.phase is Phase.STOPPING:
             self._worlds.end(self._world, now=True, signum=self.stop.signal)
         self._changed.set()
@@ -264,7 +269,7 @@ class JobLead:
         verdict = await self._gathering.wait() or self._take_over()
         while verdict is None:
             verdict = await self._run_attempt()
-            is_last = verdict is None or self.stop.is_asked or self._gathering.is_hopeless
+            is_last = verdict is None or self.stop.is_requested or self._gathering.is_hopeless
             if verdict is None or is_last or not self._spend(verdict):
                 return verdict
             verdict = await self._gathering.wait() or self._take_over()
@@ -299,7 +304,7 @@ class JobLead:
             return
         self._worlds.end(self._world, now=False, signum=self.stop.signal)
         limit_s = self._plan.grace_s + _STOP_MARGIN_S
-        if await self._changed.until(lambda: self._world.is_cleared, timeout_s=limit_s):
+        if await self._changed.wait_until(lambda: self._world.is_cleared, timeout_s=limit_s):
             one_world = self.nodes.one_world
             one_world.lose(one_world.own, Disconnect.CLOSED)
             self._forget_gone()
@@ -322,23 +327,23 @@ class JobLead:
         self._have_remembered()
         about = f"attempt {number}, {count_noun(plan.num_ranks, 'rank')}"
         self._status_writer.set_phase(Phase.RUNNING, names.REASON_RANKS_RUNNING, about)
-        meeting = await self._meet(attempt)
+        rendezvous = await self._prepare_rendezvous(attempt)
         try:
-            if isinstance(meeting, Store) or (meeting.is_settled and not attempt.has_failure):
-                self._start_ranks(number, meeting)
+            if isinstance(rendezvous, Store) or (rendezvous.is_settled and not attempt.has_failure):
+                self._start_ranks(number, rendezvous)
             await self._watch(attempt)
-            if not attempt.has_failure and not self.stop.is_asked:
+            if not attempt.has_failure and not self.stop.is_requested:
                 return None
             return await self._stop_attempt(attempt)
         finally:
-            if isinstance(meeting, Store):
-                self._stores.leave(meeting)
+            if isinstance(rendezvous, Store):
+                self._stores.leave(rendezvous)
             self._stores.drop_all()
             # nodes that join while ranks are ending may still be joining the old cluster
             self._clusters.drop_all(close=attempt.has_failure)
 
-    def _start_ranks(self, number: int, meeting: MeetingPoint) -> None:
-        place = meeting.describe(self._stores.address)
+    def _start_ranks(self, number: int, rendezvous: RendezvousPoint) -> None:
+        place = rendezvous.describe(self._stores.address)
         order = StartAttempt(
             attempt=number,
             nodes=self._world.nodes,
@@ -361,9 +366,9 @@ class JobLead:
         )
 
         def is_over() -> bool:
-            return cluster.is_settled or self.stop.is_asked or attempt.has_failure
+            return cluster.is_settled or self.stop.is_requested or attempt.has_failure
 
-        await self._changed.until(is_over, timeout_s=self.budget.left_s())
+        await self._changed.wait_until(is_over, timeout_s=self.budget.left_s())
         if (failure := cluster.find_error()) is not None:
             node, error = failure
             self._break_off(FailureKind.START_FAILED, error, node)
@@ -378,9 +383,9 @@ class JobLead:
         verdict = make_job_verdict(
             self._plan, kind, message, at_s=time.time(), attempt=attempt.number, node=node
         )
-        attempt.break_off(verdict)
+        attempt.fail(verdict)
 
-    async def _meet(self, attempt: Attempt) -> MeetingPoint:
+    async def _prepare_rendezvous(self, attempt: Attempt) -> RendezvousPoint:
         """Return the rendezvous: a cluster, a store on node 0, or a port at which rank 0 opens a store."""
         framework = self._plan.framework
         loaded = load_framework(framework)
@@ -393,26 +398,26 @@ class JobLead:
             return self._stores.reserve_port(attempt.number)
 
         def is_over() -> bool:
-            return store.port is not None or self.stop.is_asked or attempt.has_failure
+            return store.port is not None or self.stop.is_requested or attempt.has_failure
 
-        await self._changed.until(is_over, timeout_s=self.budget.left_s())
+        await self._changed.wait_until(is_over, timeout_s=self.budget.left_s())
         if store.port is None:
-            self._stores.do_without(store)
+            self._stores.reserve_rank0_port(store)
         return store
 
     async def _watch(self, attempt: Attempt) -> None:
         """Wait until all ranks have returned, one has failed, or the job must stop."""
 
         def is_over() -> bool:
-            return attempt.is_done or attempt.has_failure or self.stop.is_asked
+            return attempt.is_done or attempt.has_failure or self.stop.is_requested
 
         def is_over_or_done() -> bool:
             return is_over() or attempt.are_all_done
 
-        await self._changed.until(is_over_or_done, timeout_s=self.budget.left_s())
+        await self._changed.wait_until(is_over_or_done, timeout_s=self.budget.left_s())
         if not is_over() and attempt.are_all_done:
             self._worlds.send(self._world, ReleaseRanks())
-        if not await self._changed.until(is_over, timeout_s=self.budget.left_s()):
+        if not await self._changed.wait_until(is_over, timeout_s=self.budget.left_s()):
             self._end_for_time()
 
     def _end_for_time(self) -> None:
@@ -426,14 +431,14 @@ class JobLead:
         self._status_writer.set_phase(Phase.STOPPING, self._make_verdict(attempt).reason, why)
         await self._wait_for_cause(attempt, lambda: attempt.are_all_done, self._plan.grace_s)
         self._worlds.end(world, now=self.stop.now, signum=self.stop.signal)
-        await self._changed.until(lambda: world.is_cleared, timeout_s=SETTLE_S)
+        await self._changed.wait_until(lambda: world.is_cleared, timeout_s=SETTLE_S)
         settle_s = max(self._plan.grace_s, _SETTLE_LOST_S)
         await self._wait_for_cause(attempt, lambda: world.is_cleared, settle_s)
         verdict = self._make_verdict(attempt)
-        if not world.is_cleared and (self.stop.is_asked or not self.budget.allows(verdict)):
+        if not world.is_cleared and (self.stop.is_requested or not self.budget.allows(verdict)):
             self._status_writer.set_verdict(verdict, final=True)
         limit_s = self._plan.grace_s + _STOP_MARGIN_S
-        if not await self._changed.until(lambda: world.is_cleared, timeout_s=limit_s):
+        if not await self._changed.wait_until(lambda: world.is_cleared, timeout_s=limit_s):
             for index in set(world.nodes) - world.cleared:
                 self.lose(index, "it did not stop its ranks", disconnect=Disconnect.CUT)
         # same cause, but now with the outcomes of the other ranks
@@ -444,7 +449,7 @@ class JobLead:
         self, attempt: Attempt, is_over: Callable[[], bool], limit_s: float
     ) -> None:
         await attempt.wait_for_cause(
-            self._changed, lambda: self.stop.is_asked or is_over(), timeout_s=limit_s
+            self._changed, lambda: self.stop.is_requested or is_over(), timeout_s=limit_s
         )
 
     def _make_verdict(self, attempt: Attempt) -> Verdict:

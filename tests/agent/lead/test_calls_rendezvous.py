@@ -26,7 +26,7 @@ def test_worlds_share_a_store_with_a_part_for_each_call():
     serve_calls(story)
 
 
-def test_kept_ranks_get_their_meeting_once():
+def test_kept_ranks_get_their_rendezvous_once():
     async def story(compute):
         client = await compute.visit()
         kept = TORCH.replaced(slot="kept")
