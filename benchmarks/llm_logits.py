@@ -3,8 +3,8 @@
     python benchmarks/llm_logits.py WORK [--length 4096]
 
 `llm.py --only logits` runs it too. The reference is transformers in float32. The loss of accuracy of
-transformers in bfloat16 counts as noise. Our logits, computed in bfloat16 as in a training, must not be
-further away.
+transformers in bfloat16 counts as noise. The logits of Windlass, computed in bfloat16 as in training, must
+not be further away.
 
 The weights are then exported again, and transformers must return bit-identical logits. The program writes
 one JSON object to standard output.

@@ -54,7 +54,7 @@ def find_stalls_ms(windows: list[tuple[int, float, float]]) -> list[float]:
 
 
 def measure_kill(given: argparse.Namespace, precision: str) -> dict[str, Any]:
-    """Kill the whole training while it writes its second checkpoint, and start it again."""
+    """Kill the whole training run while it writes its second checkpoint, and start it again."""
     folder = find_out(given, "killed")
     shutil.rmtree(folder, ignore_errors=True)
     more = {"precision": precision, "checkpoint_every": SAVE_EVERY, "micro_batch": 2}
@@ -106,7 +106,7 @@ def check_whole(folder: Path) -> list[int]:
 
 
 def read_first_step(output: str) -> int:
-    """Return the step at which a training began."""
+    """Return the step at which a training run began."""
     match = re.search(r"\[DDP\] .*step=(\d+)/", output)
     if match is None:
         raise RuntimeError(f"no [DDP] line: {output[-1500:]}")

@@ -25,8 +25,8 @@ def pod_ips(quorum_workers: int | None = None, quorum_timeout: float = 60.0) -> 
     Waits until `quorum_workers` nodes have an address, and raises TimeoutError if that takes too long.
     Nodes that have no address by then are left out.
 
-    quorum_workers: how many nodes to wait for (default: all of them).
-    quorum_timeout: how many seconds to wait.
+    quorum_workers: number of nodes to wait for (default: all of them).
+    quorum_timeout: number of seconds to wait.
     """
     indexes = _read_nodes()
     wanted = len(indexes) if quorum_workers is None else quorum_workers

@@ -20,7 +20,7 @@ WINDLASS = (sys.executable, "-m", "windlass.cli.main")
 
 @contextmanager
 def run_client(ground: Ground, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """Run the training with `windlass run` on two nodes. The client is killed at the end of the test."""
+    """Run the training job with `windlass run` on two nodes. The client is killed at the end of the test."""
     command = [*WINDLASS, "run", "training.py::train", "--nodes", "2", *words]
     with subprocess.Popen(
         command,

@@ -57,7 +57,7 @@ class Ground:
     api: Api
     image: str
     dialect: Dialect = KUBERNETES
-    folder: Path  # the training is submitted from here
+    folder: Path  # the training job is submitted from here
     jobs: list[wl.Job] = field(default_factory=list)
 
     @property
@@ -88,7 +88,7 @@ class Ground:
         return (self.dialect.kind, *own, PODS, SERVICES, SECRETS, NETWORK_POLICIES, PVCS)
 
     def train(self, kwargs: Mapping[str, Any] | None = None, **settings: Any) -> wl.Job:
-        """Submit the training, by default on two nodes."""
+        """Submit the training job, by default on two nodes."""
         asked = {"nodes": 2, **self.settings, **settings}
         job = wl.submit("training.py::train", kwargs=dict(kwargs or {}), **asked)
         self.jobs.append(job)
@@ -190,7 +190,7 @@ def open_namespace(image: str) -> Iterator[Api]:
 
 
 def make_project(folder: Path) -> Path:
-    """Create a project that contains only the training."""
+    """Create a project that contains only the training script."""
     folder.mkdir()
     (folder / "windlass.toml").touch()
     shutil.copy(training.__file__, folder / "training.py")

@@ -19,7 +19,7 @@ GRACE_S = 2.0 + 5.0  # their grace period, and the delay of a busy machine
 
 
 def _start(ground: Ground) -> tuple[wl.Job, dict[int, str]]:
-    """Start a training, and return it with the machine of each of its nodes."""
+    """Start a training job, and return it with the machine of each of its nodes."""
     job = ground.train({"total": TOTAL})
     wait_for_step(job, 12)
     hosts = {node: str(ground.live_pod(job.id, node)["spec"]["nodeName"]) for node in (0, 1)}

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class MetricsLines:
-    """Writes the lines of a training, one for each 10 steps."""
+    """Writes the lines of a training run, one for each 10 steps."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

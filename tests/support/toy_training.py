@@ -69,7 +69,7 @@ def make_net() -> nn.Module:
 
 
 class Recorder(Callback):
-    """Callback that records every event of a training."""
+    """Callback that records every event of a training run."""
 
     def __init__(self) -> None:
         self.losses: dict[int, float] = {}

@@ -2,7 +2,7 @@
 
 This module runs inside the job's ranks.
 
-A phase is one training of one case. It lasts until the training ends or a rank kills itself after a step.
+A phase is one training run of one case. It lasts until the run ends or a rank kills itself after a step.
 Each kill ends an attempt, and the next attempt runs the next phase. Each rank writes its record of a step
 immediately.
 """

@@ -351,7 +351,7 @@ def test_a_checkpoint_of_an_earlier_version_is_loaded(tmp_path, alone, trusted):
 
 
 class Touch:
-    """Creates a file when it is unpickled."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, mark):
         self.mark = mark

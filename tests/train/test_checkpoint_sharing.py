@@ -8,7 +8,7 @@ import windlass as wl
 
 
 def train(folder):
-    """Run a training on each rank, whose output folder is either shared or its own."""
+    """Run a trainer on each rank, whose output folder is either shared or its own."""
     import os
 
     import torch

@@ -1,4 +1,4 @@
-"""Logs of a training: a resumed run logs the same means, and a kill loses nothing."""
+"""Logs of a training run: a resumed run logs the same means, and a kill loses nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TorchTrainer on two ranks: the same training as on one, and decisions on which ranks must agree."""
+"""TorchTrainer on two ranks: the same results as on one, and decisions on which ranks must agree."""
 
 from __future__ import annotations
 

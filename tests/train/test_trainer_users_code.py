@@ -426,7 +426,7 @@ def test_optimizer_created_in_a_step_is_refused_before_saving(tmp_path):
 
 
 class Keeping(TorchTrainer):
-    """Keeps a module as an attribute."""
+    """Trainer that keeps a module as an attribute."""
 
     kept: nn.Module | None = None
 

@@ -168,7 +168,7 @@ class TwoOptimizers(TorchTrainer):
 
 
 def resume_on_ranks(folder: str) -> dict:
-    """Compare the weights after each step with those of a training that was stopped."""
+    """Compare the weights after each step with those of a training run that was stopped."""
     torch.set_num_threads(1)
     settings = {"model": UnorderedNet, "checkpoint_epochs": False, "validation": None}
     held = {}

@@ -46,7 +46,7 @@ _NODE = "node-"
 
 
 class TrainerClient:
-    """Creates, follows and removes jobs with the calls of Kubeflow's SDKs."""
+    """Client that creates, follows and removes jobs with the methods of Kubeflow's SDKs."""
 
     def __init__(self, backend_config: Any = None, *, engine: str = "", **settings: Any) -> None:
         """Choose where jobs run, and report the choice on stderr.
@@ -103,7 +103,7 @@ class TrainerClient:
         train_func: the function, which is sent together with everything it refers to.
         base_image: the pods' image, which needs Python and torch (default: the runtime's).
         num_workers: number of pods.
-        resources_per_worker: for example {"cpu": "1", "memory": "2Gi", "gpu": "1"}.
+        resources_per_worker: resources of each pod, such as {"cpu": "1", "memory": "2Gi", "gpu": "1"}.
         parameters: the function's only argument, as one dict (default: no argument).
         packages_to_install: packages that pip installs before the function runs.
         pip_index_url: package index (default: the one configured in the image).

@@ -22,12 +22,12 @@ class CustomTrainer:
     """A function to run on every rank, sent together with everything it refers to.
 
     func: the function.
-    func_args: its keyword arguments.
+    func_args: keyword arguments of the function.
     image: the pods' image (default: the runtime's).
     packages_to_install: packages for `pip install`, installed before the function runs.
     pip_index_urls: the package index, then extra indexes (default: the one configured in the image).
     num_nodes: number of nodes (default: 1).
-    resources_per_node: for example {"gpu": 4, "cpu": 5, "memory": "10G"}.
+    resources_per_node: resources of each node, such as {"gpu": 4, "cpu": 5, "memory": "10G"}.
     env: environment variables of every rank.
     """
 
@@ -47,7 +47,7 @@ class CustomTrainerContainer:
 
     image: the pods' image.
     num_nodes: number of nodes (default: 1).
-    resources_per_node: for example {"gpu": 4, "cpu": 5, "memory": "10G"}.
+    resources_per_node: resources of each node, such as {"gpu": 4, "cpu": 5, "memory": "10G"}.
     env: environment variables of every node.
     """
 
@@ -107,7 +107,7 @@ class TorchTuneConfig:
     num_nodes: number of nodes (default: 1).
     peft_config: adapters (default: all weights are trained).
     dataset_preprocess_config: not supported, must be None.
-    resources_per_node: for example {"gpu": 4, "cpu": 5, "memory": "10G"}.
+    resources_per_node: resources of each node, such as {"gpu": 4, "cpu": 5, "memory": "10G"}.
     """
 
     dtype: DataType | None = None

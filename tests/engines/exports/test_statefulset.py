@@ -1,4 +1,4 @@
-"""The StatefulSet recipe: its names, golden files, refusals, and a training without Windlass inside."""
+"""The StatefulSet recipe: its names, golden files, rejections, and a training job without Windlass."""
 
 from __future__ import annotations
 

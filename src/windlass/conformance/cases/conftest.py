@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Runner:
-    """Runs and submits jobs on one engine."""
+    """Runner that runs and submits jobs on one engine."""
 
     def __init__(self, engine: str, space: Space | None = None) -> None:
         self.engine = engine

@@ -67,7 +67,7 @@ def make_lease(plan: Plan, submit: str) -> dict[str, Any]:
     """Return the lease of a job. Kubernetes requires its pod template, but never creates a pod."""
     annotations = {names.ANNOTATION_SUBMIT: submit}
     metadata = make_metadata(plan, lease_name(plan), annotations=annotations)
-    # with these labels it would be listed as a job or wait in a queue
+    # these labels would list it as a job or make it wait in a queue
     for label in (names.LABEL_JOB, names.LABEL_QUEUE):
         metadata["labels"].pop(label, None)
     pod = pod_of(plan)

@@ -1,7 +1,7 @@
 """Plain torchrun exports as an Indexed Job, PyTorchJob or TrainJob, following each project's guide.
 
-They run the same training without Windlass. The functions perform no I/O. `plain_export` maps each engine to
-its function.
+They run the same training job without Windlass. The functions perform no I/O. `plain_export` maps each engine
+to its function.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def make_plain_pytorchjob(
     if rendezvous != Rendezvous():
         raise SpecError(
             "the operator of a PyTorchJob sets its rendezvous",
-            hint="leave out --rdzv-backend and --rdzv-endpoint",
+            hint="omit --rdzv-backend and --rdzv-endpoint",
         )
     pod = pod_of(plan)
     pods = make_operator_pods(plan, script, flags, container=_PYTORCHJOB_CONTAINER)
@@ -198,11 +198,11 @@ make_older_plain_trainjob = partial(make_plain_trainjob, is_older=True)
 
 def _check_trainjob(plan: Plan, pod: PodSpec, rendezvous: Rendezvous) -> None:
     """Raise `SpecError` for settings of pods that a TrainJob does not support."""
-    hint = f"leave it out, put it into the runtime, or export without --plain: -e {plan.engine}"
+    hint = f"omit it, put it into the runtime, or export without --plain: -e {plan.engine}"
     if rendezvous != Rendezvous():
         raise SpecError(
             "the operator of a TrainJob sets its rendezvous",
-            hint="leave out --rdzv-backend and --rdzv-endpoint",
+            hint="omit --rdzv-backend and --rdzv-endpoint",
         )
     if plan.min_nodes < len(plan.nodes):
         raise SpecError("a TrainJob has a fixed number of nodes", hint="use --nodes N, not MIN:MAX")

@@ -235,7 +235,7 @@ def make_pause_s(num_tries: int, *, asked_s: float = 0.0) -> float:
 
 
 class Transport:
-    """Sends requests to one cluster as one user. Thread-safe."""
+    """Sender of requests to one cluster as one user. Thread-safe."""
 
     def __init__(
         self,

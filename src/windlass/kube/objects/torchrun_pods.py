@@ -3,7 +3,7 @@
 A `TorchrunPods` has the differences between exports: names, labels, the field with a pod's index, and
 whether finished pods stay. If an operator sets torchrun's own variables (`PET_*`), the pod runs only
 torchrun. Otherwise pod 0 opens the store at its own address, and the other pods look up its DNS name.
-torchrun's agents retry the lookup, so a negative DNS cache entry only delays the training.
+torchrun's agents retry the lookup, so a negative DNS cache entry only delays the training job.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchrunPods:
-    """Names and options of the pods of one training."""
+    """Names and options of the pods of one training job."""
 
     name: str
     service: str
@@ -349,7 +349,7 @@ def make_torchrun_code(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> list[Obj
 
 
 def make_torchrun_claims(pod: PodSpec, pods: TorchrunPods, *, num_pods: int) -> list[Object]:
-    """Return the claims that are created with the training. They stay when it is deleted."""
+    """Return the claims that are created with the training job. They stay when it is deleted."""
     return [
         {
             "apiVersion": "v1",

@@ -68,7 +68,8 @@ def estimate_bytes(
 ) -> int:
     """Return the peak memory of a rank that takes this many tokens at a time.
 
-    options: with the precision settled. The peak is in the loss, in the layers' backward pass, or at its end.
+    options: options with a settled precision. The peak is in the loss, in the layers' backward pass, or at
+    its end.
     """
     width = 4 if options.precision == "fp32" else 2  # bytes per computed value
     head = config.vocab_size * config.hidden_size

@@ -1,1 +1,1 @@
-"""Checkpoints of a training: named objects, saved by all ranks together and loaded by any number."""
+"""Checkpoints of a training run: named objects, saved by all ranks together and loaded by any number."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a training: saved atomically by all ranks together, and loaded at any world size.
+"""Checkpoints of a training run: saved atomically by all ranks together, and loaded at any world size.
 
     checkpoints = Checkpoints(out / run)
     loaded = checkpoints.load({"model": model, "optimizer": optimizer})      # None: no checkpoint yet
@@ -52,7 +52,7 @@ from windlass.waiting import wait_until
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 1800.0  # limit for one save to be complete
-_FAILURES_ACCEPTED = 1  # consecutive failed saves that a training tolerates
+_FAILURES_ACCEPTED = 1  # consecutive failed saves that a training run tolerates
 _LONG_WAIT_S = 1.0
 _SHOWN_WITHIN_S = 10.0  # a network file system may show a new file with a delay
 _SHARED_HINT = (
@@ -120,8 +120,8 @@ class Checkpoints:
     def claim(self, *, fresh: bool = False) -> None:
         """Lock the run, so that no other training writes to it. The first save does this too.
 
-        Raises SpecError if another training writes to the run, if another user owns it, or if the folder
-        is not the same on all nodes.
+        Raises SpecError if another training process writes to the run, if another user owns it, or if the
+        folder is not the same on all nodes.
 
         fresh: rename the folder first if it contains files of an earlier training.
         """

@@ -1,4 +1,4 @@
-"""Lock of a run, so that only one training at a time writes to it.
+"""Lock of a run, so that only one training process at a time writes to it.
 
 Rank 0 holds the lock while it trains, and only rank 0 removes files. In a folder, the lock is an flock on a
 file there. The system releases it when the trainer and its writer process have ended. Object stores have no
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 OWNER = ".owner.json"
 LOCK = ".lock"
 STALE = "no longer belongs to this training"
-_HERE_S = 10.0  # how long to wait for a training on this machine that is about to end
+_HERE_S = 10.0  # how long to wait for a training run on this machine that is about to end
 _ELSEWHERE_S = 120.0  # a network file system keeps a lost machine's lock until its lease expires
 _LEASE_S = 120.0
 _RENEW_S = 20.0
@@ -44,7 +44,7 @@ _SIGTERM_EXIT_CODE = 143
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The training that writes to a run."""
+    """Training process that writes to a run."""
 
     token: str
     job: str  # empty outside of jobs
@@ -74,7 +74,7 @@ class Owner:
 
 
 def read_owner(storage: Storage) -> Owner | None:
-    """Return the training that owns a run, or None if the run has no readable owner file."""
+    """Return the training process that owns a run, or None if the run has no readable owner file."""
     try:
         return Owner(**json.loads(storage.read(OWNER)))
     except (OSError, TypeError, ValueError):
@@ -82,7 +82,7 @@ def read_owner(storage: Storage) -> Owner | None:
 
 
 def check_owner(storage: Storage, token: str) -> None:
-    """Raise EngineError if another training has since taken over the run, or if the run is gone."""
+    """Raise EngineError if another training process has since taken over the run, or if the run is gone."""
     owner = read_owner(storage)
     if owner is None and storage.can_rename:
         raise EngineError(
@@ -97,9 +97,9 @@ _held: dict[tuple[str, str, int], RunLock] = {}
 
 
 def take_run(storage: Storage, *, job: str, attempt: int, preemption: Preemption) -> RunLock:
-    """Lock a run for this training, or share the lock that this process already holds.
+    """Lock a run for this training process, or share the lock that this process already holds.
 
-    If another training holds the lock, this warns and waits for its end, and raises SpecError if it
+    If another process holds the lock, this warns and waits for its end, and raises SpecError if it
     continues. A later attempt of the same job takes over, because its launcher considers the earlier one
     dead.
     """
@@ -217,7 +217,7 @@ class RunLock:
     # Object stores.
 
     def _wait_for_lease(self) -> None:
-        """Wait until another training's lease expires. Raise SpecError if that training renews it."""
+        """Wait until another process's lease expires. Raise SpecError if that process renews it."""
         holder = read_owner(self._storage)
         if holder is None or holder.lease_s is None or self._supersedes(holder) or holder.is_dead:
             return

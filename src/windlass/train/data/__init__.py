@@ -1,1 +1,1 @@
-"""Data of a training: samples and tokens, and the part that each rank reads in a step."""
+"""Data of a training run: samples and tokens, and the part that each rank reads in a step."""

@@ -170,7 +170,7 @@ def collate(
         raise SampleError(
             f"samples {list(batch.reads)} of epoch {epoch} could not be collated into a batch: "
             f"{type(error).__name__}: {error}",
-            hint="give all samples the same type and shape, or pass the loader a `collate` for them",
+            hint="return samples of the same type and shape, or pass the loader a `collate` for them",
         ) from error
     finally:
         if is_seeded:

@@ -48,7 +48,7 @@ class TextTokenizer:
 
     @property
     def vocab_size(self) -> int | None:
-        """One more than the largest token, if known."""
+        """Largest token plus one, if known."""
         if self._vocab_size is not None or not self.is_hugging_face:
             return self._vocab_size
         return len(self.tokenizer)

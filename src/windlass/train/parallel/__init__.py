@@ -1,1 +1,1 @@
-"""Ranks of a training: the context of one process, the shape of the world, and layouts of a model."""
+"""Ranks of a training run: the context of one process, the shape of the world, and layouts of a model."""

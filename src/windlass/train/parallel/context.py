@@ -1,4 +1,4 @@
-"""One process of a training: its rank, its device, its output folder, and exchanges with other ranks.
+"""One process of a training run: its rank, its device, its output folder, and exchanges with other ranks.
 
 `get_context()` works under `windlass run`, under plain torchrun, and in one process without a launcher, where
 every collective is the identity. Everything in `windlass.train` uses it, and no other module reads a
@@ -72,7 +72,7 @@ def decode_plain(data: bytes) -> Any:
     try:
         return _from_json(json.loads(data))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ProtocolError(f"a rank sent a value that is not plain: {error}") from error
+        raise ProtocolError(f"cannot decode a value from another rank: {error}") from error
 
 
 def _to_tensor(value: Any, device: torch.device) -> torch.Tensor:

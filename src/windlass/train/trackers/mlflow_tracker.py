@@ -69,7 +69,7 @@ class TrackingUri:
 
     @property
     def database(self) -> Path | None:
-        """The file of a database on this machine, if it is one."""
+        """SQLite database file on this machine, or None for other stores."""
         prefix = "sqlite:///"
         return Path(self.uri[len(prefix) :]) if self.uri.startswith(prefix) else None
 
@@ -149,7 +149,7 @@ def make_mlflow(run: TrackedRun) -> MlflowTracker:
             raise SpecError(
                 f"MLFLOW_TRACKING_URI={address.given} is a database, but the installed MLflow "
                 "(mlflow-skinny) does not support databases",
-                hint="pip install mlflow, or give the path of a folder or a server (http://...)",
+                hint="run `pip install mlflow`, or pass the path of a folder or a server (http://...)",
             )
         os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # otherwise it refuses to write files
     if address.note:

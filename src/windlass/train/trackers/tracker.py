@@ -55,5 +55,5 @@ def import_library(module: str, *, tracker: str, package: str, otherwise: str = 
     except ImportError as error:
         raise SpecError(
             f"tracker {tracker!r} needs {package}, which cannot be imported here: {error}",
-            hint=f"pip install {package}{otherwise}; metrics.jsonl is written in any case",
+            hint=f"run `pip install {package}`{otherwise}; metrics.jsonl is written in any case",
         ) from error

@@ -1,4 +1,4 @@
-"""Callbacks of a training: the base class, the one that prints, and their states in a checkpoint.
+"""Callbacks of a training run: the base class, the one that prints, and their states in a checkpoint.
 
 `TorchTrainer` calls every method on every rank, in the order of the callbacks. A callback may read the
 trainer, and stop it with `trainer.stop()`.
@@ -71,7 +71,7 @@ class Callback:
         """Handle the stop after a SIGTERM. The checkpoint of this step is complete."""
 
     def on_end(self, trainer: TorchTrainer, result: TrainResult) -> None:
-        """Handle the regular end of the training."""
+        """Handle the regular end of the training run."""
 
     def on_test(self, trainer: TorchTrainer, metrics: Mapping[str, float]) -> None:
         """Handle the metrics of the test data passed to `execute`, after the end."""

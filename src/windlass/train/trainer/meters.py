@@ -1,4 +1,4 @@
-"""Meters of a training's speed and waits. A step costs microseconds and no device sync.
+"""Meters of a training run's speed and waits. A step costs microseconds and no device sync.
 
 The trainer or a hand-written loop owns them. Each `read` covers the steps since the last one, so the lines
 of a metrics.jsonl add up. Names follow the project (`x_s`, `num_x`, `x_bytes`, and `_share` for 0 to 1). This
@@ -34,7 +34,7 @@ def measure_matmul_rate(device: torch.device | str, dtype: torch.dtype | None = 
 
     Measured once per process.
 
-    dtype: type that the training computes in (default: bfloat16 on an accelerator, float32 on a CPU).
+    dtype: type that the training run computes in (default: bfloat16 on an accelerator, float32 on a CPU).
     """
     device = torch.device(device)
     if dtype is None:

@@ -27,7 +27,7 @@ _instances = itertools.count()
 
 
 class StepSignals:
-    """Proposals of one training. Every rank calls `check` after every step."""
+    """Proposals of one training run. Every rank calls `check` after every step."""
 
     def __init__(self, context: Context, *, first_step: int) -> None:
         self._is_alone = not dist.is_initialized() or context.world_size == 1

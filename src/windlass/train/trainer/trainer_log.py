@@ -1,4 +1,4 @@
-"""Log of a training: loss, gradient norm, learning rate and meters, for trackers and callbacks.
+"""Log of a training run: loss, gradient norm, learning rate and meters, for trackers and callbacks.
 
 `TorchTrainer` uses it. The numbers of a step are read during the next one, so that no step waits for them.
 """
@@ -31,7 +31,7 @@ class _Pending:
 
 
 class TrainLog:
-    """The log of one training on this rank."""
+    """Log of one training run on this rank."""
 
     def __init__(
         self, trainer: TorchTrainer, sums: StepSums, meters: Meters, trackers: TrackerGroup

@@ -1,4 +1,4 @@
-"""Progress of a training, and the contents of its checkpoints besides the state of the objects.
+"""Progress of a training run, and the contents of its checkpoints besides the state of the objects.
 
 `Saver` has the settings and the state, but not the trainer. `Checkpoints` writes the files. The facts of a
 checkpoint are the progress and the settings that the order of samples depends on. A resume compares them and
@@ -71,7 +71,7 @@ class TrainProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """Result of a training, which is the same on every rank."""
+    """Result of a training run, which is the same on every rank."""
 
     step: int
     epoch: int
@@ -159,7 +159,7 @@ def _count_changes(module: nn.Module) -> int:
 
 
 class Saver:
-    """Saver and loader of one training's state."""
+    """Saver and loader of one training run's state."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class Saver:
         return progress
 
     def _refuse_others(self, facts: Mapping[str, Any], step: int) -> None:
-        """Refuse a checkpoint of another training. Old checkpoints may lack the identity and pass."""
+        """Reject a checkpoint of another training run. Old checkpoints may lack the identity and pass."""
         saved = facts.get("identity") or {}
         for name, now in self._identity.items():
             if saved.get(name, now) != now:

@@ -1,4 +1,4 @@
-"""Parts of a training, made in order: model, layout, optimizer, data, checkpoint, trackers, meters.
+"""Parts of a training run, made in order: model, layout, optimizer, data, checkpoint, trackers, meters.
 
 `TorchTrainer.fit` calls `set_up` once, and the loop needs nothing else. The order matters. Weights are drawn
 from the same seed on every rank. Optimizers are made from parameters that are laid out. A checkpoint is
@@ -164,7 +164,7 @@ def _is_shuffled(loader: Any) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class TrainerParts:
-    """Parts of a training that the loop uses."""
+    """Parts of a training run that the loop uses."""
 
     laid_out: LaidOutModel
     update: StepUpdate
@@ -431,7 +431,7 @@ def _check_early_stop(trainer: TorchTrainer) -> None:
 
 
 def _warn_of_missing_validation(trainer: TorchTrainer) -> None:
-    """Warn if the training ends within its first epoch, so that the validation data are not used."""
+    """Warn if the training run ends within its first epoch, so that the validation data is not used."""
     is_wanted = trainer.validation_dataloader is not None
     if not is_wanted or trainer.options.validate_every != "epoch":
         return

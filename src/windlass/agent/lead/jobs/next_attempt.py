@@ -36,7 +36,7 @@ class Budget:
         self.memory = memory
         self.has_begun = False  # True once this lead has started an attempt
         self.reported: list[LeadHandover] = []  # states of earlier leads, from nodes
-        # by the wall clock, and by the monotonic clock
+        # the deadline by the wall clock and by the monotonic clock
         self._deadline: tuple[float, float] | None = None
 
     def add_reported(self, memory: LeadHandover | None) -> bool:
@@ -140,12 +140,15 @@ class Gathering:
         join_s, left_s = self._plan.join_timeout_s, self._budget.left_s()
         timeout_s = join_s if left_s is None else min(join_s, left_s)
         first_s = min(names.FEWER_AFTER_S, timeout_s) if self._is_elastic else timeout_s
-        if not await self._changed.until(self._is_over, timeout_s=first_s) and self._is_elastic:
-            await self._changed.until(self._is_enough, timeout_s=timeout_s - first_s)
+        if (
+            not await self._changed.wait_until(self._is_over, timeout_s=first_s)
+            and self._is_elastic
+        ):
+            await self._changed.wait_until(self._is_enough, timeout_s=timeout_s - first_s)
         is_late = not (self._nodes.is_enough and self._may_start())
         if is_late and timeout_s < join_s and not self.is_hopeless:
             self._end_for_time()
-        if self._stop.is_asked:
+        if self._stop.is_requested:
             return self._stop.verdict
         if is_late:
             return self._judge_missing()
@@ -154,7 +157,7 @@ class Gathering:
 
     def _is_over(self) -> bool:
         is_ready = self._nodes.is_complete and self._may_start()
-        return is_ready or self.is_hopeless or self._stop.is_asked
+        return is_ready or self.is_hopeless or self._stop.is_requested
 
     def _is_enough(self) -> bool:
         return (self._nodes.is_enough and self._may_start()) or self._is_over()

@@ -181,7 +181,7 @@ class Requests:
         self._constructor: list[payloads.Segment] | None = None
         self._is_checked = False
         self._was_made = False
-        # by method and options: the other inputs of the profile, its key, and the profile
+        # (method, options) -> other inputs of the profile, its key, and the profile
         self._profiles: dict[Any, tuple[Any, str, CallProfile]] = {}
         self._bound: set[Any] = set()
         self._bare: dict[str, list[payloads.Segment]] = {}  # calls without arguments, by method

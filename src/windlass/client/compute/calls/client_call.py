@@ -410,7 +410,7 @@ class ClientCall:
         """
         self._home.notify(EndCall(id=self._request.id, why=why, interrupt=interrupt))
 
-    # on the class, so that calls do not each build it
+    # stored on the class, so that each call does not build it
     _handlers: ClassVar[Handlers] = {
         CallResults: _take_results,
         CallResult: _take_result,

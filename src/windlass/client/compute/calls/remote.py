@@ -45,7 +45,7 @@ def fn(
     """Return a remote function: send it `.to(compute)`, then call it as if it were local.
 
     function: the function, or a command as text, which runs once on every node.
-    name: its name when it is deployed (default: the function's own name).
+    name: name of the deployed function (default: the function's own name).
     """
     if is_inside() and callable(function):  # a rank is importing the module with this call
         return Plain(function)  # type: ignore[return-value]
@@ -63,7 +63,7 @@ def cls(
     """Return a remote class: every rank holds an object, and methods are called as if it were local.
 
     target: the class.
-    name: its name when it is deployed (default: the class's own name).
+    name: name of the deployed class (default: the class's own name).
     init_args: arguments of its constructor, as a list of values or a dict of keywords.
     """
     if is_inside():
@@ -180,7 +180,7 @@ class Remote:
     ) -> Remote:
         """Return a copy that runs on several nodes. A node that is already running stays node 0.
 
-        framework: how ranks are set up: pytorch, spmd, ray, monarch or command (default: the setting).
+        framework: framework of the ranks: pytorch, spmd, ray, monarch or command (default: the setting).
         workers: number of nodes, not counting ray's head. "2:4" means at least 2 and at most 4.
         procs: ranks per node (default: one per GPU, or 1).
         """

@@ -68,7 +68,7 @@ def record_deployment(nodes: LiveNodes, work: Work, about: Mapping[str, Any]) ->
 def get(name: str, *, engine: str = "", namespace: str = "", context: str = "") -> Remote:
     """Return the callable that was deployed under this name, by this or another process.
 
-    name: its name, or owner/name if another user deployed it.
+    name: name of the deployment, or owner/name if another user deployed it.
     engine: engine to search (default: a cluster if there is one, else local).
     namespace: namespace to search (default: the setting).
     context: the kubeconfig's context (default: the setting).
@@ -95,7 +95,7 @@ def _find(name: str, engine: ComputeEngine, context: str) -> Remote:
         if name in _ask_record(engine, ref):
             maker, _ = split_owner(name_for(engine, ref, plan))
             raise make_refusal(name, join_owner(maker, name), what="deployed name")
-    hint = did_you_mean(name, known, "windlass deploy SCRIPT.py deploys it")
+    hint = did_you_mean(name, known, "run `windlass deploy SCRIPT.py` to deploy it")
     whose = f" by {owner}" if owner else ""
     raise JobNotFound(f"nothing is deployed under the name {name!r}{whose}", hint=hint)
 
@@ -157,7 +157,7 @@ def import_script(path: Path) -> ModuleType:
     if is_inside():
         raise SpecError(
             "inside a job, decorators leave functions unchanged, so there is nothing to deploy",
-            hint="run windlass deploy outside of the job",
+            hint="run `windlass deploy` outside of the job",
         )
     path = path.resolve()
     name = path.stem

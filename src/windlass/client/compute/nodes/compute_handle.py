@@ -39,10 +39,10 @@ def check_compute_keywords(given: Mapping[str, Any]) -> None:
         if name in _OF_SPREAD:
             raise SpecError(
                 f"Compute has no keyword {name!r}: it belongs to .distribute",
-                hint=f"Compute(...).distribute({_spell(name)}={given[name]!r})",
+                hint=f"use Compute(...).distribute({_spell(name)}={given[name]!r})",
             )
         if name not in known:
-            listed = f"there are {', '.join(usual)}"
+            listed = f"available: {', '.join(usual)}"
             hint = did_you_mean(name, known, listed, show=repr, alike=0.5)
             raise SpecError(f"Compute has no keyword {name!r}", hint=hint)
 
@@ -84,7 +84,7 @@ class Compute:
     ) -> Compute:
         """Return the same compute with this many nodes. Callables that are sent to it run on all nodes.
 
-        framework: how ranks are set up: pytorch, spmd, ray, monarch or command (default: the setting).
+        framework: framework of the ranks: pytorch, spmd, ray, monarch or command (default: the setting).
         workers: number of nodes, not counting ray's head. "2:4" means at least 2 and at most 4.
         procs: ranks per node (default: one per GPU, or 1).
         """

@@ -33,9 +33,7 @@ _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)\Z")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 Environ = Mapping[str, str]
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_HINT = (
-    'Secret(name="NAME"), Secret.from_env(["VARIABLE"]), Secret.from_file(".env") or Secret("hf")'
-)
+_HINT = 'use Secret(name="NAME"), Secret.from_env(["VARIABLE"]), Secret.from_file(".env") or Secret("hf")'
 _MAX_FILE_BYTES = 256 << 10
 
 
@@ -202,7 +200,7 @@ def find_provider(name: str) -> Provider:
     if name in PROVIDERS:
         return PROVIDERS[name]
     known = {**{known: known for known in PROVIDERS}, "huggingface": "hf"}
-    listed = f"there are {', '.join(PROVIDERS)}"
+    listed = f"available: {', '.join(PROVIDERS)}"
     raise SpecError(
         f"unknown built-in secret {name!r:.60}",
         hint=did_you_mean(str(name).lower(), known, listed, show=known.__getitem__),
@@ -273,12 +271,14 @@ class Secret:
     def from_env(cls, variables: str | Iterable[str], *, name: str = "") -> Secret:
         """Return a Secret for variables of this process.
 
-        variables: their names.
+        variables: names of the variables.
         name: the secret's name in messages.
         """
         listed = (variables,) if isinstance(variables, str) else tuple(variables)
         if not listed:
-            raise SpecError("from_env requires at least one variable", hint='from_env(["API_KEY"])')
+            raise SpecError(
+                "from_env requires at least one variable", hint='use from_env(["API_KEY"])'
+            )
         for variable in listed:
             _check_variable(variable)
         return cls._make(_variables=listed, _label=name)
@@ -297,7 +297,7 @@ class Secret:
         if mount_path:
             raise SpecError(
                 "a local file can set a variable, but cannot be mounted",
-                hint=f"kubectl create secret generic NAME --from-file={path}, then "
+                hint=f"run `kubectl create secret generic NAME --from-file={path}`, then use "
                 f'Secret(name="NAME", mount_path="{mount_path}")',
             )
         if env:
@@ -442,7 +442,7 @@ def _read_file(path: Path, env: str) -> dict[str, str]:
     except UnicodeDecodeError:
         raise SpecError(
             f"{path} is not text, so it cannot be a variable",
-            hint=f"kubectl create secret generic NAME --from-file={path}, then "
+            hint=f"run `kubectl create secret generic NAME --from-file={path}`, then use "
             'Secret(name="NAME", mount_path="/creds")',
         ) from None
     if env:

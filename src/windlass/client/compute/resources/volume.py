@@ -23,7 +23,9 @@ from windlass.trusted import make_own
 if TYPE_CHECKING:
     from windlass.kube.client.api import Api
 
-_HINT = 'use Volume(name="shared-data", size="1Ti", mount_path="/data", access_mode="ReadWriteMany")'
+_HINT = (
+    'use Volume(name="shared-data", size="1Ti", mount_path="/data", access_mode="ReadWriteMany")'
+)
 _ONE_POD = "ReadWriteOncePod"
 _ALONE = ("ReadWriteOnce", _ONE_POD)
 
@@ -75,7 +77,7 @@ class Volume:
         if not self.mount_path or not isinstance(self.mount_path, str):
             raise SpecError(f"volume {self.name} needs a mount_path", hint=_HINT)
         try:
-            # with a fixed name, because some names are keywords in the form of `--volume`
+            # use a fixed name, because some volume names are keywords of `--volume`
             mount = read_volume(f"claim:{self.mount_path}")
         except SpecError as error:
             why = error.message.rpartition(": ")[2]
