@@ -248,7 +248,7 @@ def test_unreachable_is_set_until_the_lead_answers(tmp_path):
 def test_cancelling(tmp_path, now):
     async def visit(scene, client):
         client.sync.cancel(now=now, why="enough")  # whether it is connected by now or not
-        await until(lambda: scene.lead.stop.is_asked, "the lead has the order")
+        await until(lambda: scene.lead.stop.is_requested, "the lead has the order")
         stop = scene.lead.stop.verdict
         assert (stop.kind, stop.message, scene.lead.stop.now) == (
             FailureKind.CANCELLED,
@@ -272,7 +272,7 @@ def test_order_survives_a_broken_connection(tmp_path):
     async def visit(scene, client):
         await until(lambda: client.sync.is_up, "the client is connected")
         client.sync.cancel(now=False, why="enough")
-        await until(lambda: scene.lead.stop.is_asked, "the lead has the order")
+        await until(lambda: scene.lead.stop.is_requested, "the lead has the order")
         assert client.num_dials == 2
 
     run_with_client(tmp_path, visit, make=BreaksOnce)
@@ -289,7 +289,7 @@ def test_order_arrives_although_the_client_hangs_up(tmp_path):
         for _ in range(3):
             for link in scene.lead_server._links:
                 link.send({"type": "heartbeat"})
-        await until(lambda: scene.lead.stop.is_asked, "the lead has the order")
+        await until(lambda: scene.lead.stop.is_requested, "the lead has the order")
         assert scene.lead.stop.verdict.message == "and goodbye"
 
     run_with_client(tmp_path, visit)

@@ -117,7 +117,7 @@ async def lead_to_the_end(agent_context: AgentContext, forks: ForkServer) -> int
 
     async def finish(agent: agent_process.Agent, code: int) -> int:
         if isinstance(agent, agent_process.LeadAgent) and agent.has_ended:
-            pod_output.leave_last_word(agent.status_writer.status, agent_context.folder, log)
+            pod_output.write_last_word(agent.status_writer.status, agent_context.folder, log)
         return code
 
     inputs = Inputs(agent_context.plan, agent_context.folder)

@@ -12,7 +12,7 @@ from windlass.wire.log_lines import (
     FULL,
     PART,
     REPLACED,
-    number_node,
+    pseudo_rank,
     read_pod_log,
     read_record,
     render_pod_lines,
@@ -43,10 +43,10 @@ def test_form_of_lines():
 
 
 def test_framework_output_is_distinguished_from_that_of_ranks():
-    lines = render_pod_lines(make_record(b"hello"), rank=number_node(1), attempt=0)
+    lines = render_pod_lines(make_record(b"hello"), rank=pseudo_rank(1), attempt=0)
     assert lines == b"[node 1] hello\n"
     [(rank, attempt, record)] = read_pod_log(stamp(lines))
-    assert (rank, attempt, record.endswith(b"stdout F hello\n")) == (number_node(1), 0, True)
+    assert (rank, attempt, record.endswith(b"stdout F hello\n")) == (pseudo_rank(1), 0, True)
 
 
 def test_progress_bars_and_malformed_records_are_skipped():

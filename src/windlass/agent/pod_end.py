@@ -21,7 +21,7 @@ from windlass.agent.lead.lead_server import EndedJob
 from windlass.agent.link import endpoints
 from windlass.agent.link.tcp import TlsPlace
 from windlass.agent.pod_folder import mark_end
-from windlass.agent.pod_output import PodLogWriter, leave_last_word
+from windlass.agent.pod_output import PodLogWriter, write_last_word
 from windlass.errors import EngineError
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.tls import server_context
@@ -48,7 +48,7 @@ class PodEnd:
         """Write the lead's last word, and stay if the pod must. Return the exit code of the process."""
         is_lead = isinstance(agent, LeadAgent)
         if isinstance(agent, LeadAgent) and agent.has_ended:
-            leave_last_word(agent.status_writer.status, self._folder, self._log)
+            write_last_word(agent.status_writer.status, self._folder, self._log)
         if code == 0 and not agent.stop_requested.is_set():
             await self.stay(is_lead=is_lead)
         reports = os.environ.get(names.ENV_TELLS_FAILURE, "")

@@ -101,7 +101,7 @@ def loses_results(status: JobStatus, folder: JobFolder) -> bool:
     return is_wanted and any(path.endswith(".result") for path in unkept)
 
 
-def leave_last_word(status: JobStatus, folder: JobFolder, log: PodLogWriter) -> None:
+def write_last_word(status: JobStatus, folder: JobFolder, log: PodLogWriter) -> None:
     """Write the status, results and logs of the last attempt to the pod's log."""
     try:
         log.finish(_make_last_word(status, folder))

@@ -54,7 +54,7 @@ def _draw_seeds() -> None:
 
 def prepare() -> None:
     """Register exit handlers. Runs before any import of user code, because the first registered run last."""
-    atexit.register(_set_aside)
+    atexit.register(_hide_spared_modules)
     atexit.register(wait_for_exchange_threads)
 
 
@@ -96,7 +96,7 @@ def _leave_libraries() -> None:
     at_exit(libc.fflush, None, None)
 
 
-def _set_aside() -> None:
+def _hide_spared_modules() -> None:
     """Hide the spared modules from the interpreter. This is the last exit handler of a rank."""
     if not _spared:
         gc.unfreeze()  # otherwise objects that frozen ones refer to are never finalized

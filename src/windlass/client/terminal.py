@@ -16,7 +16,7 @@ import textwrap
 import time
 from typing import TextIO
 
-from windlass.wire.log_lines import PART, REPLACED, LogLine, LogRecord, number_node, read_record
+from windlass.wire.log_lines import PART, REPLACED, LogLine, LogRecord, pseudo_rank, read_record
 from windlass.wire.status import add_hint
 
 _SGR = re.compile(r"\x1b\[[0-9;:]*m")
@@ -216,7 +216,7 @@ class LogEcho:
         text = data.decode(errors="replace")
         color = wants_color(out)
         is_rank = rank >= 0
-        node = rank // self._procs if is_rank else number_node(rank)
+        node = rank // self._procs if is_rank else pseudo_rank(rank)
         line = LogLine(at_s=at_s, node=node, rank=rank, attempt=0, stream=stream, text=text)
         is_plain = self._is_alone and is_rank
         shown = clean(text, color=color) if is_plain else render_line(line, color=color)

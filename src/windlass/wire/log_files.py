@@ -21,7 +21,7 @@ from windlass.wire.log_lines import (
     LogLine,
     LogQuery,
     LogRecord,
-    number_node,
+    pseudo_rank,
     read_record,
 )
 from windlass.wire.status import read_world
@@ -152,7 +152,7 @@ def find_logs(folder: JobFolder, plan: Plan, query: LogQuery) -> list[RankLog]:
 
 def _find_others(plan: Plan, node: int) -> tuple[int, ...]:
     """Return the number of the node's own log, if the framework has processes of its own there."""
-    return () if plan.sizes is None else (number_node(node),)
+    return () if plan.sizes is None else (pseudo_rank(node),)
 
 
 @dataclass(slots=True)
@@ -168,7 +168,7 @@ class LogFiles:
         """Yield all lines that exist now, in the order they were written."""
         logs = find_logs(self.folder, self.plan, self.query)
         for line in heapq.merge(*logs, key=lambda line: line.at_s):
-            if self.query.wants(line):
+            if self.query.matches(line):
                 yield line
 
     def read_new(self) -> list[LogLine]:
@@ -184,5 +184,5 @@ class LogFiles:
 
     def _wanted(self, lines: list[LogLine]) -> list[LogLine]:
         return sorted(
-            (line for line in lines if self.query.wants(line)), key=lambda line: line.at_s
+            (line for line in lines if self.query.matches(line)), key=lambda line: line.at_s
         )

@@ -41,7 +41,7 @@ class LogLine:
 
     at_s: float
     node: int
-    rank: int  # negative for a framework's own processes on the node, see `number_node`
+    rank: int  # negative for a framework's own processes on the node, see `pseudo_rank`
     attempt: int
     stream: str
     text: str
@@ -68,14 +68,14 @@ class LogQuery:
                 hint="put a backslash before characters like [ ( * + ?",
             ) from error
 
-    def wants(self, line: LogLine) -> bool:
+    def matches(self, line: LogLine) -> bool:
         """Return whether a line matches. Rank, node and attempt already select the files."""
         if self.since_s is not None and line.at_s < self.since_s:
             return False
         return self.grep is None or re.search(self.grep, line.text) is not None
 
 
-def number_node(node: int) -> int:
+def pseudo_rank(node: int) -> int:
     """Return the negative pseudo-rank of a framework's own processes on a node."""
     return -1 - node
 
@@ -133,7 +133,7 @@ def read_pod_log(log: bytes) -> Iterator[tuple[int, int, bytes]]:
         if line_match and at_s is not None:
             kind, number, attempt, is_stderr, data = line_match.groups()
             prefix = render_prefix(at_s, "stderr" if is_stderr else "stdout", FULL)
-            rank = int(number) if kind == b"rank" else number_node(int(number))
+            rank = int(number) if kind == b"rank" else pseudo_rank(int(number))
             yield rank, int(attempt or 0), prefix + data + b"\n"
 
 

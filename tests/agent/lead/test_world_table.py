@@ -114,7 +114,7 @@ def test_node_without_ranks_is_not_waited_for(play, index):
         scene.worlds.take_cleared(2, WorldCleared(world=5))
         scene.worlds.lose(index, "it has said nothing", Disconnect.CUT)
         assert scene.nodes.one_world.unreachable() == []
-        assert not scene.world.is_cut
+        assert not scene.world.is_partitioned
 
     play(story)
 

@@ -128,7 +128,7 @@ def test_last_word_comes_after_all_pending_lines(pipe):
     assert lines == [*(b"[rank 0] line %d" % number for number in range(1000)), b"the last word"]
 
 
-def leave_last_word(tmp_path, monkeypatch, plan, fill):
+def write_last_word(tmp_path, monkeypatch, plan, fill):
     """Return the last word and the termination message of an agent whose job has ended."""
     monkeypatch.setattr(pod_output, "_MESSAGE_FILE", tmp_path / "message")
     folder = JobFolder(tmp_path)
@@ -139,7 +139,7 @@ def leave_last_word(tmp_path, monkeypatch, plan, fill):
         status_writer.set_phase(Phase.SUCCEEDED, "AllRanksReturned", "all ranks returned")
         with (tmp_path / "log").open("wb") as file:
             log = PodLogWriter(file.fileno())
-            pod_output.leave_last_word(status_writer.status, folder, log)
+            pod_output.write_last_word(status_writer.status, folder, log)
 
     asyncio.run(run())
     last_word = read_last_word((tmp_path / "log").read_bytes())
@@ -161,7 +161,7 @@ def test_last_word_has_the_last_attempt(tmp_path, monkeypatch):
         (folder.attempt(1) / ".rank-2.result.part").write_bytes(b"half")
         return plan.on_nodes([0, 2])
 
-    last_word, message, folder = leave_last_word(tmp_path, monkeypatch, plan, fill)
+    last_word, message, folder = write_last_word(tmp_path, monkeypatch, plan, fill)
     status = read_status(folder.status.read_bytes())
     assert status.work
     assert last_word.files == {

@@ -100,7 +100,7 @@ def test_output_is_complete_through_a_port_forward(tmp_path):
         scene.folder.log(0, 0).write_bytes(data)
         await until(lambda: read_log(tmp_path) == data, "all of the output")
         sync.cancel(now=False, why="enough")
-        await until(lambda: scene.lead.stop.is_asked, "the lead got the order")
+        await until(lambda: scene.lead.stop.is_requested, "the lead got the order")
         assert node.num_forwards == 1
 
     run_through_node(tmp_path, visit)

@@ -200,7 +200,7 @@ class StopRequest:
         self.signal: int = signal.SIGTERM
         self.now = False
 
-    def ask(self, verdict: Verdict, *, now: bool, signum: int) -> bool:
+    def request(self, verdict: Verdict, *, now: bool, signum: int) -> bool:
         """Request that the attempt stop. Return True if this is the first request for an immediate stop."""
         if self.verdict is None:
             self.verdict, self.signal = verdict, signum
@@ -209,7 +209,7 @@ class StopRequest:
         return is_first_immediate
 
     @property
-    def is_asked(self) -> bool:
+    def is_requested(self) -> bool:
         return self.verdict is not None
 
     def choose(self, verdict: Verdict | None) -> Verdict | None:
@@ -249,13 +249,15 @@ class Attempt:
             self.exited.add(outcome.rank)
         return True
 
-    def lose_node(self, index: int, note: str, *, is_cut: bool = False) -> Iterable[Outcome]:
+    def lose_node(
+        self, index: int, note: str, *, is_partitioned: bool = False
+    ) -> Iterable[Outcome]:
         """Yield LOST outcomes for the ranks of a lost node that had not exited yet.
 
         If the node was cut off while other ranks still work, its exited ranks count as lost too. The
         node may be part of another lead's next attempt.
         """
-        is_missed = is_cut and not self.is_done
+        is_missed = is_partitioned and not self.is_done
         for node in self.world.nodes:
             if node.index != index:
                 continue
@@ -269,7 +271,7 @@ class Attempt:
                         note=note,
                     )
 
-    def break_off(self, verdict: Verdict) -> None:
+    def fail(self, verdict: Verdict) -> None:
         """Fail the attempt for a cause outside its ranks. Later rank errors count as consequences."""
         self._broken = self._broken or verdict
         self.has_failure = True
@@ -299,7 +301,7 @@ class Attempt:
         Call this before stopping any rank, because a stopped rank can no longer report what it raised.
         `should_stop` ends the wait early.
         """
-        await changed.until(
+        await changed.wait_until(
             lambda: not self.has_only_consequences or should_stop(), timeout_s=timeout_s
         )
 

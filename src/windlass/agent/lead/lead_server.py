@@ -107,7 +107,7 @@ class Lead(Protocol):
     def record_exit(self, index: int) -> None:
         """Record a leaving node's report that its ranks are dead. It starts no others."""
 
-    def take_farewell(self, seat: AgentIdentity, memory: LeadHandover | None) -> None:
+    def record_permanent_exit(self, seat: AgentIdentity, memory: LeadHandover | None) -> None:
         """Record that an unreachable node has ended permanently and has no ranks.
 
         `memory` is the state of the previous lead as the node knows it.
@@ -378,7 +378,7 @@ class LeadServer:
         heart = asyncio.ensure_future(beat(link))
         try:
             if hello.role == NODE and hello.farewell is not None:
-                self._lead.take_farewell(hello.farewell, hello.memory)
+                self._lead.record_permanent_exit(hello.farewell, hello.memory)
             elif hello.role == NODE and hello.says("asks_index"):
                 self._give_index(link, hello)
             elif hello.role == NODE:

@@ -27,7 +27,7 @@ from windlass.errors import ProtocolError
 from windlass.frameworks.framework import load_framework
 from windlass.spec.work import Calls
 from windlass.wire.lead_handover import LeadHandover
-from windlass.wire.log_lines import number_node
+from windlass.wire.log_lines import pseudo_rank
 from windlass.wire.message import Handlers, Message
 from windlass.wire.messages.forkserver import (
     ForkRank,
@@ -325,7 +325,7 @@ class Node:
         cluster = load_framework(order.framework).cluster
         if order.cluster is None or cluster is None or not cluster.prints:
             return None
-        number = number_node(self.context.index)
+        number = pseudo_rank(self.context.index)
         attempt = 0 if self._is_compute else order.number
         path, max_bytes = Path(os.devnull), names.MAX_LOG_BYTES
         if not self._is_compute:

@@ -176,7 +176,7 @@ def enter_work(plan: dict[str, Any], folder: JobFolder, *, rank: int, attempt: i
         needs_result=work["kind"] == "function",
     )
     call = _make_call(plan, folder, framework.fill)
-    step_aside(paths)
+    prefer_user_modules(paths)
     outcome.report_running()
     code = outcome.take(call, framework.explain)
     outcome.wait_for_peers(plan["peer_wait_s"])
@@ -225,7 +225,7 @@ def _import_file(path: Path) -> types.ModuleType:
     return module
 
 
-def step_aside(paths: Sequence[str]) -> None:
+def prefer_user_modules(paths: Sequence[str]) -> None:
     """Give the user's modules precedence over Windlass's archive and modules.
 
     Moves the archive to the end of the path, and unloads all modules of Windlass.

@@ -88,7 +88,7 @@ class AdoptedLogs:
         return [
             line
             for line in heapq.merge(*lines, key=lambda line: line.at_s)
-            if self._query.wants(line)
+            if self._query.matches(line)
         ]
 
     def _read_pod(self, index: int, body: Object) -> list[LogLine]:

@@ -174,7 +174,7 @@ class CallServer:
         if self._lead.history.has_forgotten(call_id):
             link.send(CallForgotten(id=call_id))
             return
-        if self._lead.stop.is_asked:  # the next lead has to run it
+        if self._lead.stop.is_requested:  # the next lead has to run it
             link.send(LeadEnding(id=call_id))
             return
         if message.profile not in peer.profiles:

@@ -22,7 +22,7 @@ from windlass.agent.link.agent_link import Link
 from windlass.agent.link.payload_parts import send_parts
 from windlass.plan.plan import Plan
 from windlass.wire.job_folder import JobFolder
-from windlass.wire.log_lines import number_node
+from windlass.wire.log_lines import pseudo_rank
 from windlass.wire.message import Message
 from windlass.wire.messages.calls import CallEnded, CallProfile, CallResult, CallResults
 from windlass.wire.messages.computes import CallAnswer, CallItem, MakeObject, SyncCode
@@ -350,7 +350,7 @@ def read_call_logs(
         return [], b""
     files, pieces = [], []
     for node in call.attempt.world.nodes:
-        for rank in (*node.ranks, number_node(node.index)):
+        for rank in (*node.ranks, pseudo_rank(node.index)):
             try:
                 with folder.log(call.attempt.number, rank).open("rb") as file:
                     file.seek(seen.get(str(rank), 0))

@@ -83,7 +83,7 @@ class ReadyNodes:
         if unreachable := one_world.unreachable():
             what = f"waiting for the ranks of unreachable {_name_nodes(unreachable)} to end"
             call.report_waiting(CallWaiting(id=call.id, what=what))
-            await self._changed.until(
+            await self._changed.wait_until(
                 lambda: not one_world.unreachable() or call.stop is not None, timeout_s=None
             )
 
@@ -105,9 +105,9 @@ class ReadyNodes:
 
         is_elastic = requested.min_nodes < requested.nodes
         first_s = min(names.FEWER_AFTER_S, limit_s) if is_elastic else limit_s
-        if await self._changed.until(is_over, timeout_s=first_s):
+        if await self._changed.wait_until(is_over, timeout_s=first_s):
             return
-        if is_elastic and await self._changed.until(is_enough, timeout_s=limit_s - first_s):
+        if is_elastic and await self._changed.wait_until(is_enough, timeout_s=limit_s - first_s):
             self._give_up(call, indexes)
             return
         late = _name_nodes(self._nodes.missing(indexes))
@@ -178,7 +178,7 @@ class ReadyNodes:
             pending = [i for i in todo if i in self._nodes and self._nodes[i].setup != wanted]
             return not pending or call.stop is not None
 
-        await self._changed.until(is_over, timeout_s=None)
+        await self._changed.wait_until(is_over, timeout_s=None)
         for index in todo:
             node = self._nodes.get(index)
             if node is not None and node.setup_error:

@@ -79,12 +79,12 @@ class CallLogs:
         return self._order([line for log in self._logs.values() for line in log.read_rest()])
 
     def _order(self, lines: list[LogLine]) -> list[LogLine]:
-        return sorted((line for line in lines if self._wants(line)), key=lambda line: line.at_s)
+        return sorted((line for line in lines if self._matches(line)), key=lambda line: line.at_s)
 
-    def _wants(self, line: LogLine) -> bool:
+    def _matches(self, line: LogLine) -> bool:
         query = self._query
         is_chosen = query.rank in (None, line.rank) and query.node in (None, line.node)
-        return is_chosen and query.wants(line)
+        return is_chosen and query.matches(line)
 
 
 class CallJob(Job):

@@ -82,7 +82,7 @@ class LiveNodes:
         self._is_adopted = False
         _all.add(self)
 
-    def part(self) -> None:
+    def detach_after_fork(self) -> None:
         """Drop the connections in a forked child without closing the parent's."""
         self._lock = threading.RLock()
         self.connections.leave_to_parent()
@@ -290,9 +290,9 @@ class LiveNodes:
             self.connections.forget_lead()
 
 
-def _part_all() -> None:
+def _detach_all() -> None:
     for nodes in _all:
-        nodes.part()
+        nodes.detach_after_fork()
 
 
-os.register_at_fork(after_in_child=_part_all)
+os.register_at_fork(after_in_child=_detach_all)
