@@ -25,7 +25,7 @@ from llm_work import LENGTH, SHAPES, make_config
 
 KINDS = ("bf16", "fp8", "lora", "lora-fp8")
 _STEPS = 6
-_PROFILED = 2  # of the steps
+_PROFILED = 2  # number of profiled steps
 _PATTERNS = (  # the first match decides
     ("compiled", r"^triton_"),
     ("attention", r"flash|fmha|cudnn|sdpa|attention"),

@@ -47,9 +47,9 @@ class Grounds:
 
     api: Api
     namespace: str
-    kubeconfig: Path  # the user's
-    kubectl: Kubectl  # the user's, in our namespace
-    peers: Kubectl  # the admin's, in the peers' namespace
+    kubeconfig: Path  # path of the user's kubeconfig
+    kubectl: Kubectl  # kubectl as the user, in the namespace of Windlass
+    peers: Kubectl  # kubectl as the admin, in the peers' namespace
 
     def ours(self, setup: Setup, *, ranks: int, kept: bool = False) -> Start:
         where = {"engine": "kubernetes", "namespace": self.namespace, "image": setup.image}

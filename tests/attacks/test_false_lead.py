@@ -142,7 +142,7 @@ def test_lead_that_fails_tls_is_reported_once_and_not_dialed_again(tmp_path, cap
 
     async def check(scene, sync):
         await until(read_reports, "it is reported")
-        for _ in range(3):  # the connection breaks and is made again
+        for _ in range(3):  # the connection breaks and is reopened
             for link in list(scene.lead_server._links):
                 link._transport.abort()
             await until(lambda: not sync.is_up, "the connection is down")

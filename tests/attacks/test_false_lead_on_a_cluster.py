@@ -37,7 +37,7 @@ print("ready", flush=True)
 while True:
     visitor, address = listener.accept()
     if address[0] != "127.0.0.1":
-        continue  # the job's own nodes: its Service selects this pod too, and theirs is another matter
+        continue  # connections from the job's own nodes, because its Service also selects this pod
     print("dialed", flush=True)
     try:
         visitor.settimeout(20)

@@ -144,7 +144,7 @@ def test_folders_below_the_home_are_private_with_any_umask(victim, umask):
     ran = victim.windlass("run", "--nodes", "2", str(script), umask=umask, WINDLASS_HOME=str(home))
     assert ran.returncode == 0, ran.stderr
     folders = [Path(top) for top, _, _ in os.walk(home)]
-    assert len(folders) >= 4  # the home, jobs, the job, its attempt
+    assert len(folders) >= 4  # folders of the home, the jobs, the job and its attempt
     modes = {str(folder): oct(stat.S_IMODE(folder.stat().st_mode)) for folder in folders}
     assert set(modes.values()) == {oct(0o700)}, modes
 

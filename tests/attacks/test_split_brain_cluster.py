@@ -138,7 +138,7 @@ def test_isolated_pod_kills_its_ranks_whatever_the_grace(space, shared, index):
     pods = pods_of(space, job)
     with Cut([pods[index]], [pods[1 - index]]):
 
-        def are_dead():  # the ranks' own notes end minutes before their grace period does
+        def are_dead():  # the ranks' records end minutes before their grace period
             return time.time() - read_times(shared, 0)[-1] > 2.0
 
         wait_for(are_dead, "the ranks on both sides are dead", 60)

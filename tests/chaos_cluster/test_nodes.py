@@ -13,8 +13,8 @@ from windlass.wire.status import JobStatus
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(480)]
 TOTAL = 120
-SEEN_S = 5.0  # a lead notices a lost node
-FENCE_S = 10.0  # a node without a lead kills its ranks
+SEEN_S = 5.0  # time in which a lead notices a lost node
+FENCE_S = 10.0  # time after which a node without a lead kills its ranks
 GRACE_S = 2.0 + 5.0  # their grace period, and the delay of a busy machine
 
 

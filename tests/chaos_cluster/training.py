@@ -109,7 +109,7 @@ def _show_life(path: Path) -> None:
 
     def write() -> None:
         with path.open("w") as file:
-            file.write(f"{time.time():<20}")  # the first time, then the latest
+            file.write(f"{time.time():<20}")  # the first time, followed by the latest one
             while True:
                 file.seek(20)
                 file.write(f"{time.time():<20}")

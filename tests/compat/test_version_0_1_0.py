@@ -83,7 +83,7 @@ def test_messages_of_its_leads_are_understood(sender, receiver, header):
     message = DIRECTIONS[sender, receiver].read(header)
     understood = message.to_header()
     for key, value in header.items():
-        if isinstance(value, list):  # of records, perhaps
+        if isinstance(value, list):  # may contain records
             assert len(understood[key]) == len(value)
         else:
             assert understood[key] == value

@@ -70,7 +70,7 @@ def _windlass(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_correct_guess_is_used():
-    wl.run(lambda: None, quiet=True)  # the archive exists from here on
+    wl.run(lambda: None, quiet=True)  # the archive exists from now on
     ran = _windlass("train.py", "--procs", "2")
     assert ran.returncode == 0, ran.stderr
     assert sorted(ran.stdout.split()) == ["1", "1", "[0/0]", "[0/1]"]

@@ -77,7 +77,9 @@ def test_job_without_pods_has_an_unknown_outcome(tmp_path):
     error = make_failure(status.verdict)
     assert type(error) is EngineError
     assert "stay attached" in error.hint
-    assert (tmp_path / "job" / names.STATUS_FILE).exists()  # kept, because more will never be known
+    assert (
+        tmp_path / "job" / names.STATUS_FILE
+    ).exists()  # kept, because it is the last known status
 
 
 def test_job_that_just_ended_is_not_pending(tmp_path):

@@ -25,7 +25,7 @@ class Answer:
     status: int = 200
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    lines: tuple[Any, ...] | None = None  # for a watch, each item becomes a line
+    lines: tuple[Any, ...] | None = None  # events of a watch, one line each
     hold: threading.Event | None = None  # keep the response open until this is set
     cut: bool = False  # read the request and close the connection
 

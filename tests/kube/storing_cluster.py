@@ -26,7 +26,7 @@ class StoringCluster(FakeCluster):
     def __init__(self) -> None:
         super().__init__()
         self.refused = ""  # plural of the objects that cannot be created
-        self.refusals: dict[tuple[str, str], Answer] = {}  # by method and end of the path
+        self.refusals: dict[tuple[str, str], Answer] = {}  # (method, end of the path) -> answer
         # plurals by API version. Other versions are not served.
         self.served: dict[str, list[str]] = {}
         self._writing = threading.RLock()

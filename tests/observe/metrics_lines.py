@@ -8,7 +8,7 @@ from typing import Any
 
 
 class MetricsLines:
-    """Writes the lines of a training run, one for each 10 steps."""
+    """Writer of the lines of a training run, one for every 10 steps."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

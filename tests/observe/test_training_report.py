@@ -51,7 +51,7 @@ def test_repeated_steps_and_the_time_between_are_lost(tmp_path: Path) -> None:
     lines.start(world_size=2)
     lines.steps(9, 19, 29, samples_per_s=50.0)  # steps 0 to 29
     lines.start(world_size=2, attempt=1, after_s=15.0)
-    lines.steps(24, 34, samples_per_s=50.0)  # from step 15 on
+    lines.steps(24, 34, samples_per_s=50.0)  # starts at step 15
     (row,) = make_report_rows("run", read_sessions(lines.path))
     assert row.num_steps == 35
     assert row.wall_s == pytest.approx(30 + 15 + 20)
@@ -115,7 +115,7 @@ def test_waiting_for_data_is_noted(tmp_path: Path) -> None:
     path = write_run(tmp_path, world_size=2, tokens_per_s=5.0, data_wait_share=0.64)
     (row,) = make_report_rows("slow", read_sessions(path))
     assert list(find_remarks([row])) == [
-        "slow on 2 ranks waits for data 64% of the time: give its loader more workers, or cheaper samples"
+        "slow on 2 ranks waits for data 64% of the time: use more workers for its loader, or cheaper samples"
     ]
 
 

@@ -42,7 +42,7 @@ class Launch:
     words: tuple[str, ...]
     procs: int = 1
     nodes: int = 1
-    options: tuple[str, ...] = ()  # of the launcher
+    options: tuple[str, ...] = ()  # options of the launcher
     env: tuple[tuple[str, str], ...] = ()
     # the signal for the launcher once every rank has written a file `up-RANK`
     stop_with: int = 0
@@ -75,7 +75,7 @@ class Ran:
     folder: Path
     code: int  # exit code of the launcher
     output: str  # output of the launcher itself, both streams
-    out: tuple[bytes, ...]  # by rank, of the last attempt
+    out: tuple[bytes, ...]  # output of each rank in the last attempt
     err: tuple[bytes, ...]
     verdict: dict[str, Any] | None  # windlass only
 

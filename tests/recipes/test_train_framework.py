@@ -151,7 +151,7 @@ def test_it_trains_exports_and_resumes(tmp_path, capsys):
     flags = [*FLAGS, "--epochs", "2", "--scheduler", "constant", "--warmup", "0"]
     main([*flags, "--run-id", "whole", "--sync-to", str(tmp_path / "there")])
     lines = capsys.readouterr().out
-    assert "[MODEL] Windlass' Llama" in lines
+    assert "[MODEL] built-in Llama" in lines
     assert re.search(r"\[DATA\] train.jsonl: 48 documents, .* 0 tokens dropped", lines)
     assert len(re.findall(r"\[EPOCH\] .*val_perplexity=", lines)) == 2
     run = tmp_path / "o/whole"
@@ -287,7 +287,7 @@ def test_another_architecture_is_trained_with_adapters(tmp_path, capsys):
     pytest.importorskip("peft")
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    write_model(tmp_path / "m")  # for its tokenizer
+    write_model(tmp_path / "m")  # provides the tokenizer
     write_data(tmp_path)
     tokens = {"bos_token_id": 1, "eos_token_id": 2}
     config = GPT2Config(**tokens, vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=128)

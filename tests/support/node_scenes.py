@@ -173,7 +173,7 @@ async def job_keeps_what_ranks_left_until_it_is_ended(scene):
     scene.node.receive(END)
     await scene.wait_for_message(WorldCleared)
     assert await asyncio.wait_for(asyncio.to_thread(left.wait), 30) == -signal.SIGKILL
-    scene.node.receive(END)  # the order is answered each time
+    scene.node.receive(END)  # the node answers the order each time
     scene.node.stop(now=False)
     assert [one.is_last for one in scene.sent_of_kind(WorldCleared)] == [True] * 3
 

@@ -93,7 +93,7 @@ class Peer:
 class Scene:
     """A lead and its server. The test plays node 0."""
 
-    files: Path  # with the certificates
+    files: Path  # folder with the certificates
     plan: Plan
     folder: JobFolder
     status_writer: StatusWriter

@@ -322,7 +322,7 @@ class CodeFolder:
 class Compute:
     """The lead under test, its nodes and its clients."""
 
-    path: Path  # of the lead's socket
+    path: Path  # path of the lead's socket
     folder: JobFolder
     spill: Path
     lead: Any
@@ -481,7 +481,7 @@ def serve_calls(
 
     with tempfile.TemporaryDirectory(prefix="wl") as root:  # tmp_path is too long for a socket
         outcome = asyncio.run(play(Path(root)))
-    gc.collect()  # so a socket that was left open is blamed on this test, not on a later one
+    gc.collect()  # attributes leaked sockets to this test instead of a later one
     return outcome
 
 

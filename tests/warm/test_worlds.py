@@ -123,7 +123,7 @@ def test_single_rank_has_no_agent_store(warm):
     fresh = kt.fn(tasks.all_reduce).to(warm).distribute("pytorch", workers=1)
     many = kt.fn(tasks.all_reduce).to(warm).distribute("pytorch", workers=2)
     look = kt.fn(tasks.environment).to(warm).distribute("pytorch", workers=2)
-    assert kept.add(1) == [1]  # its port is reserved from here on
+    assert kept.add(1) == [1]  # its port is reserved from now on
     assert many(5) == [11, 11]
     assert fresh(5) == [5]
     assert kept.all_reduce(5) == [5]

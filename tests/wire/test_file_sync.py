@@ -107,7 +107,7 @@ def test_second_round_sends_only_new_data(sides):
     assert list(sender.pieces()) == []
     add(source, LOG, b"two\n")
     assert list(sender.pieces()) == [Piece(path=LOG, offset=4, body=b"two\n")]
-    put(source, names.STATUS_FILE, b"other")  # of equal length
+    put(source, names.STATUS_FILE, b"other")  # has the same length
     assert [(piece.path, piece.body) for piece in sender.pieces()] == [
         (names.STATUS_FILE, b"other")
     ]

@@ -34,10 +34,10 @@ def report_error(error: Exception) -> int:
         say_error(*_describe_usage(error))
         return names.EXIT_USAGE
     if isinstance(error, OSError) and error.strerror:
-        if error.filename is None:  # most likely writing our own output failed
+        if error.filename is None:  # most likely, writing the output failed
             close_stdout()
         where = f"{error.filename}: " if error.filename else ""
-        say_error(f"{where}{error.strerror}", "windlass doctor shows what is missing here")
+        say_error(f"{where}{error.strerror}", "run `windlass doctor` to see what is missing here")
         return names.EXIT_ENGINE
     say_error(
         f"unexpected {type(error).__name__}: {error}",

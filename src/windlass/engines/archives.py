@@ -1,6 +1,6 @@
 """Archives of Windlass's own code that are sent to nodes: the agent, and the training library.
 
-The agent is a reproducible .pyz of our own modules and cloudpickle. The training library (`train` and
+The agent is a reproducible .pyz of Windlass's own modules and cloudpickle. The training library (`train` and
 `recipes`) is a second archive, because most work does not need it and the agent must stay small.
 `client.jobs.packing` decides when to send it. Both are built from the installed package on first use,
 and kept in the user's cache. This module imports little, because `windlass run` imports it first.
@@ -220,7 +220,9 @@ def _sources() -> Iterator[tuple[str, str]]:
     if spec is None or spec.origin is None:
         from windlass.errors import EngineError
 
-        raise EngineError("cloudpickle is missing", hint="run `pip install --force-reinstall windlass`")
+        raise EngineError(
+            "cloudpickle is missing", hint="run `pip install --force-reinstall windlass`"
+        )
     yield from list_modules(os.path.dirname(spec.origin), "cloudpickle")
 
 

@@ -364,7 +364,7 @@ def _has_egress_rules(api: Api) -> bool:
 
 
 def _check_clock(api: Api, pod: str) -> Check:
-    """Connect to node 0 as a client does, and measure the difference between its clock and ours."""
+    """Connect to node 0 as a client does, and measure the difference between the two clocks."""
     name = "port-forward"
     try:
         with api.forward(pod, probe.CLOCK_PORT, timeout_s=_CLOCK_TIMEOUT_S) as peer:

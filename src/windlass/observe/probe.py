@@ -110,7 +110,7 @@ def reduce_all(rank: int, address: str) -> dict[str, Any]:
     """Return the bytes per second of an all-reduce between the two pods with gloo."""
     started_s = time.monotonic()
     try:
-        torch = importlib.import_module("torch")  # the image's, not ours
+        torch = importlib.import_module("torch")  # the image's torch, not the client's
         dist = importlib.import_module("torch.distributed")
     except ImportError as error:
         return {"torch": "", "torch_error": str(error)}

@@ -40,7 +40,7 @@ def find(last, here, *, own="0", is_complete=False, is_elastic=True, report=lamb
         (None, "0 1", "0", False, True),  # the first attempt
         ("0 1 2 3", "0 1 2", "0", False, True),
         ("0 1 2 3", "0 1", "0", False, False),  # half
-        ("0 1 2 3", "0 1 2b 3b", "0", True, True),  # half, and the others are replaced
+        ("0 1 2 3", "0 1 2b 3b", "0", True, True),  # half of the nodes, and the others are replaced
         ("0 1 2 3", "0b 1b 2 3", "0b", True, False),  # half, with another lead
         ("0 1 2 3", "0b 1b 2b 3", "0b", True, False),
         ("0 1 2", "0 1", "0", False, True),
@@ -111,7 +111,7 @@ def test_lead_waits_until_a_leaving_node_reports_its_ranks_dead():
 @pytest.mark.parametrize(
     ("here", "is_closed", "waits"),
     [
-        ("0b 1 2", False, True),  # the old lead may be on the other side of a cut
+        ("0b 1 2", False, True),  # the old lead may be in the other partition
         ("0b 1 2", True, False),  # it is dead
         ("0b 1 2b", True, True),  # node 2 may not have noticed yet
     ],

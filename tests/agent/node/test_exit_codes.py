@@ -54,7 +54,7 @@ def test_returned_stays_returned_after_a_stop(stopped_at_s):
 @pytest.mark.parametrize(
     ("code", "header", "fields", "expected"),
     [
-        # what the rank reported
+        # the rank's report
         (1, RAISED, {}, outcome("raised", 50.0, error=ERROR)),
         (3, EXITED, {}, outcome("exited", 50.0, error=ERROR, exit_code=3)),
         (-9, RAISED, {}, outcome("raised", 50.0, error=ERROR)),
@@ -72,11 +72,11 @@ def test_returned_stays_returned_after_a_stop(stopped_at_s):
         (-9, None, {}, outcome("killed", signal=9)),
         (-9, None, {"oom": True}, outcome("killed", signal=9, out_of_memory=True)),
         (-15, None, {"oom": True}, outcome("killed", signal=15)),
-        # it was asked to stop
+        # the rank was asked to stop
         (0, None, {"stopped_at_s": 99.0}, outcome("stopped")),
         (5, None, {"stopped_at_s": 99.0}, outcome("stopped")),
         (-9, None, {"stopped_at_s": 99.0, "was_killed": True}, outcome("stopped")),
-        # not killed by us, so before our signal
+        # the agent did not kill it, so it died before the agent's signal
         (-9, None, {"stopped_at_s": 99.0}, outcome("killed", signal=9)),
         (-9, None, {"stopped_at_s": 99.0, "was_killed": True, "oom": True}, outcome("stopped")),
         (-15, None, {"stopped_at_s": 99.0}, outcome("stopped")),

@@ -55,7 +55,7 @@ def test_call_is_sent_and_answered():
         reply = call.follow()
         assert (reply.state, reply.verdict, reply.error()) == ("returned", None, None)
         assert [reply.value(rank) for rank in (0, 1)] == ["zero", {"one": 1}]
-        assert len(home.idle) == 1  # of the next call
+        assert len(home.idle) == 1  # connection of the next call
 
 
 def test_profile_is_sent_once_per_connection():
@@ -120,7 +120,7 @@ def test_output_of_ranks_and_of_the_lead_reaches_the_user(capsys):
 def test_compute_is_watched_while_a_call_waits(monkeypatch):
     check_often(monkeypatch)
     queue = "waiting for the call first-call to end, and 1 more wait before this one"
-    waits_for = ["waiting for node 1", f"{queue}; windlass cancel first-call ends it"]
+    waits_for = ["waiting for node 1", f"{queue}; `windlass cancel first-call` stops it"]
 
     def lead(connection):
         connection.welcome()

@@ -146,7 +146,7 @@ def test_call_whose_answer_was_lost_is_attended_and_never_repeated():
 def test_call_unknown_to_its_lead_is_repeated():
     def break_connection(connection):
         connection.welcome()
-        connection.hear(SetProfile)  # and hangs up before the call
+        connection.hear(SetProfile)  # then disconnects before the call
 
     def lead(connection):
         connection.welcome()

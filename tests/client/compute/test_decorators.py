@@ -106,7 +106,7 @@ def test_nothing_starts_when_a_module_is_imported(load, home):
     assert module.train.__doc__ == "What it does."
     assert str(inspect.signature(module.train)) == "(word, *, times=1)"
     assert "not deployed here" in repr(module.train)
-    assert module.Other(3).count == 3  # a subclass is a separate class, and runs here
+    assert module.Other(3).count == 3  # a subclass is a separate class, which runs locally
     assert not home.exists()
 
 

@@ -114,7 +114,7 @@ def test_virtual_environment_is_not_part_of_the_project(tmp_path):
     (tmp_path / "project" / "own" / "pyvenv.cfg").touch()
     project = Project(tmp_path / "project", travels=False)
     project.refresh()
-    project.refresh()  # the folder is watched from here on
+    project.refresh()  # the folder is watched from now on
     before = project.version
     (tmp_path / "project" / "own" / "one.py").touch()
     project.refresh()

@@ -165,7 +165,7 @@ def test_installed_module_must_be_in_the_image(project, tmp_path):
 
     found = read_work_target(json.dumps, [1], cwd=project)
     packed = pack_target(found, project, tmp_path, paths=[project])
-    assert "train.py" in unpack(packed, tmp_path / "node")  # of the current folder
+    assert "train.py" in unpack(packed, tmp_path / "node")  # the file in the current folder
 
 
 # -- in the image --------------------------------------------------------------------------------

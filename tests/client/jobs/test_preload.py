@@ -58,7 +58,7 @@ def test_imports_for_training_are_safe_to_fork():
     code = "import importlib, os, sys\n"
     code += f"for name in {TRAINING!r}: importlib.import_module(name)\n"
     code += "print(len(os.listdir('/proc/self/task')), 'torch._dynamo' in sys.modules)"
-    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as in the fork server
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # same value as in the fork server
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
     )

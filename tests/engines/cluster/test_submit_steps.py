@@ -76,7 +76,7 @@ def test_lease_owns_objects_that_would_not_end_otherwise(
         one for one in seen if one.path.endswith(f"/{dialect.kind.plural}") and one not in lease
     )
     if is_leased:
-        # a TrainJob cannot be collected once its runtime is gone
+        # a TrainJob cannot be garbage-collected after its runtime was deleted
         assert owners_of(main.body) == ([name] if dialect.prerequisite is None else [])
         assert lease[0].body["spec"]["completions"] == 0
         assert lease[0].body["spec"]["ttlSecondsAfterFinished"] >= 120

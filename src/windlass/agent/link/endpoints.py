@@ -212,14 +212,16 @@ class _Distrust(Exception):
 
 
 async def _try_tls(place: TlsPlace, hello: Hello, left_s: float, *, connect_s: float) -> Link:
-    """Try once to connect. Return after the welcome, which shows that the peer accepted our certificate."""
+    """Try once to connect. Return after the welcome, which shows that the peer accepted the certificate."""
     name = server_name(hello.job_id)
     timeout_s = min(_HELLO_TIMEOUT_S, left_s)
     link = Link()
     try:
         await dial(link, place, server_hostname=name, timeout_s=timeout_s, connect_s=connect_s)
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
-        raise ConnectionResetError("it closed the connection during the TLS handshake") from error
+        raise ConnectionResetError(
+            "the peer closed the connection during the TLS handshake"
+        ) from error
     except ssl.SSLError as error:
         raise _Distrust(render_trouble(error)) from error
     try:

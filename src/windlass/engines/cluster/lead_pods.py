@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _HEAD_START_S = 0.3  # head start of the pods that are dialed first
 _MAX_DIALS = 16  # concurrent connection attempts
-# OpenSSL's codes for "not yet valid" and "expired", which it reports only for certificates of our own CA.
+# OpenSSL's codes for "not yet valid" and "expired", reported only for certificates of the job's own CA.
 _CLOCK_ERRORS = (9, 10)
 
 

@@ -224,9 +224,8 @@ class Adoption:
     """Index of a pod, from the object and the pod (default: pods are numbered in order of arrival)."""
     owns: Callable[[Object, Object], bool] | None = None
     """True if the object owns a pod (default: the dialect's `owns`)."""
-    find_slip: Callable[[Object], str] = lambda _body: (
-        ""
-    )  # a likely mistake of its author, as a sentence
+    # returns a likely mistake of its author, as a sentence
+    find_author_mistake: Callable[[Object], str] = lambda _body: ""
 
 
 class MakeWorkers(Protocol):
@@ -306,7 +305,7 @@ class Dialect:
     owns: Callable[[Object, str], bool] = is_controlled_by
     """True if a pod belongs to the main object with that UID. Labels alone are no proof."""
     host_name: str = names.POD_HOST  # host name of a pod inside the cluster, empty if unknown
-    container: str = names.CONTAINER  # name that the kind requires for our container
+    container: str = names.CONTAINER  # name that the kind requires for the container of Windlass
     adoption: Adoption | None = None  # None: objects made by others are not adopted
     also_adopts: tuple[Dialect, ...] = ()  # further kinds of the product to adopt
 

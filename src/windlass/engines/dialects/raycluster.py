@@ -44,8 +44,9 @@ LABEL_TYPE = "ray.io/node-type"
 HEAD = "head"
 GROUP = "workers"
 OVERWRITE = "ray.io/overwrite-container-cmd"
-# KubeRay makes worker pods wait for a Ray head, but our head starts only after the workers have joined. The
-# waiting container has our variables and mounts. It runs bash, which first sources this annotation's file.
+# KubeRay makes worker pods wait for a Ray head, but Windlass starts the head only after the workers have
+# joined. The waiting container has the agent's variables and mounts. It runs bash, which first sources this
+# annotation's file.
 ANNOTATION_BASH = "windlass.dev/bash-env"
 BASH_FOLDER = "/windlass/kuberay"
 NO_WAIT = 'case "$BASH_EXECUTION_STRING" in *"ray health-check"*) exit 0;; esac'
@@ -126,7 +127,7 @@ def _make_template(plan: Plan, files: FileNames, *, is_worker: bool) -> dict[str
 
 
 def _make_frame(plan: Plan) -> dict[str, Any]:
-    """Return the pod fields of this kind alone. Our probes keep KubeRay from adding its Ray probes."""
+    """Return the pod fields of this kind alone. Own probes keep KubeRay from adding its Ray probes."""
     probe = {"exec": {"command": [plan.python or "python3", "-I", "-S", "-c", ""]}}
     source = {"fieldRef": {"fieldPath": f"metadata.annotations['{ANNOTATION_BASH}']"}}
     volume = {"downwardAPI": {"items": [{"path": "bash-env", **source}]}}

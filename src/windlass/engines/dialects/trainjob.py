@@ -108,7 +108,7 @@ def render(plan: Plan, files: FileNames, submit: str = "") -> dict[str, Any]:
 
 
 def render_runtime(plan: Plan, files: FileNames, submit: str, source: Object) -> dict[str, Any]:
-    """Return the job's own runtime: the chosen one with our pod merged in, and restarts left to us."""
+    """Return the job's own runtime: the chosen one with the pod merged in. Windlass handles restarts."""
     metadata = make_metadata(plan, plan.job_id, annotations=make_annotations(plan, submit))
     # Kubeflow's SDK ignores runtimes without this label.
     if framework := labels_of(source).get(LABEL_FRAMEWORK):
@@ -152,7 +152,7 @@ def _without_launcher(runtime: Object) -> Object:
 
 
 def _find_trainer(runtime: Object) -> Object:
-    """Return the step of a runtime that ours replaces."""
+    """Return the step of a runtime that the job's step replaces."""
     policy = runtime["spec"].get("mlPolicy") or {}
     for step in runtime["spec"]["template"]["spec"]["replicatedJobs"]:
         labels = labels_of(step.get("template") or {})
@@ -204,7 +204,7 @@ def _make_step(plan: Plan, files: FileNames, step: Object) -> dict[str, Any]:
 
 
 def _make_template(plan: Plan, files: FileNames) -> dict[str, Any]:
-    """Return our pod template. The JobSet names the pods, and their Job reads their exit codes."""
+    """Return the pod template. The JobSet names the pods, and their Job reads their exit codes."""
     for secret in pod_of(plan).secrets:
         if isinstance(secret, SecretVariable) and secret.variable in RESERVED:
             raise SpecError(

@@ -88,14 +88,14 @@ def find_socket_folder(folder: JobFolder) -> Path:
         if fault := find_private_fault(place):
             raise EngineError(
                 fault,
-                hint=f"the sockets of {folder.path.name} were there; windlass rm {folder.path.name} "
+                hint=f"the sockets of {folder.path.name} were there; `windlass rm {folder.path.name}` "
                 "removes the job",
             )
     return path
 
 
 def remove_socket_folder(folder: JobFolder) -> None:
-    """Remove the folder of a job's sockets, if it is still ours."""
+    """Remove the folder of a job's sockets, if it still belongs to this user."""
     try:
         shutil.rmtree(find_socket_folder(folder), ignore_errors=True)
     except (OSError, EngineError):

@@ -78,7 +78,7 @@ class AgentProcess:
         send_order(self._control, order, list(fds))
 
     def let_go(self) -> None:
-        """Close our end. An agent without an order exits, and a lead loses this lease."""
+        """Close this end. An agent without an order exits, and a lead loses this lease."""
         self._control.close()
 
 

@@ -367,7 +367,7 @@ class Transport:
         try:
             error.retry_after_s = float(response.headers.get("Retry-After") or 0)
         except ValueError:
-            pass  # it may be a date: use our own back-off
+            pass  # it may be a date, so use the default back-off
         return error
 
     def _unreachable(self, error: Exception, request: HttpRequest) -> Unreachable:

@@ -164,7 +164,7 @@ def make_template(
     """Return the pod template.
 
     `env` has the variables that a dialect adds for its agents. `env_fields` maps variables to pod fields.
-    `container` is our container's name, for kinds that require another one. Patches still use our own name.
+    `container` is the container's name for kinds that require another one. Patches still use the usual name.
     `is_worker` selects the size of the worker pods, if it differs from the first pod's.
     """
     pod = pod_of(plan).of_workers() if is_worker else pod_of(plan)
@@ -191,7 +191,7 @@ def make_template(
 
 
 def _rename_container(template: Object, name: str) -> Object:
-    """Rename our container, and record the new name in an annotation of the pod."""
+    """Rename the container of Windlass, and record the new name in an annotation of the pod."""
     metadata, spec = template["metadata"], template["spec"]
     containers = [
         {**one, "name": name} if one["name"] == names.CONTAINER else one

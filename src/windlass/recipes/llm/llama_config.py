@@ -66,7 +66,7 @@ class LlamaConfig:
 
 
 def find_difference(config: Mapping[str, Any]) -> str:
-    """Return why a `config.json` needs Hugging Face's own model, or an empty string if ours fits."""
+    """Return why a `config.json` needs Hugging Face's own model, or "" if the built-in one fits."""
     architecture = (config.get("architectures") or ["a model without a name"])[0]
     if architecture not in _ARCHITECTURES:
         return f"{architecture} is not Llama-shaped"

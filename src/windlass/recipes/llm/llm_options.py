@@ -50,7 +50,7 @@ class LlmOptions(TrainerOptions):
     model_local_dir: str | None = None  # a folder in Hugging Face's layout
     tokenizer_local_dir: str | None = None  # a folder (default: the model's)
     local_files_only: bool = False  # use no network and download nothing
-    hf_model: bool = False  # use Hugging Face's own model even if ours computes the same
+    hf_model: bool = False  # use Hugging Face's own model even if the built-in one is equivalent
     train_file: str = TRAIN_FILE  # JSONL with `text` or `messages`, a file or a folder
     val_file: str | None = None  # like train_file (default: /data/val.jsonl if it exists)
     cache: str | None = None  # folder for tokens (default: <out>/tokens)
@@ -114,7 +114,7 @@ def read_llm_options(words: Sequence[str], environ: Mapping[str, str]) -> LlmOpt
     if options.sync_to and options.is_out_url:
         raise SpecError(
             f"--out {options.out} is already a URL, so --sync-to has nothing to copy",
-            hint="leave out one of the two",
+            hint="omit one of the two",
         )
     if options.length < 2:
         raise SpecError(

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from windlass.errors import EngineError, SpecError
 from windlass.recipes.llm.fp8 import check_fp8
-from windlass.recipes.llm.gpu_memory import choose_rows, make_room, suggest_smaller
+from windlass.recipes.llm.gpu_memory import choose_rows, fit_to_memory, suggest_smaller
 from windlass.recipes.llm.llama import Llama, pad_offsets
 from windlass.recipes.llm.llama_config import read_llama_config
 from windlass.recipes.llm.llm_options import LlmOptions
@@ -253,7 +253,9 @@ def settle_options(options: LlmOptions, context: Context, *, folder: Path, say: 
         tokens_per_step=None,
     )
     config = None
-    if is_gpu and not explain_difference(folder, options):  # memory is only estimated for our Llama
+    if is_gpu and not explain_difference(
+        folder, options
+    ):  # memory is only estimated for the built-in Llama
         config = read_llama_config(read_hf_config(folder))
     settled = dataclasses.replace(settled, micro_batch=choose_rows(settled, shape, config=config))
     if config is None:
@@ -261,7 +263,7 @@ def settle_options(options: LlmOptions, context: Context, *, folder: Path, say: 
     memory_bytes = torch.cuda.get_device_properties(context.device).total_memory
     # all ranks use the same value, because ranks that share a model compute in step
     memory_bytes = context.broadcast(memory_bytes)
-    return make_room(
+    return fit_to_memory(
         *(settled, shape, config),
         memory_bytes=memory_bytes,
         rows_given=bool(options.micro_batch),

@@ -1,4 +1,4 @@
-"""Construction of the model to fine-tune: our Llama if it is equivalent, otherwise the Hugging Face model.
+"""Construction of the model to fine-tune: the built-in Llama if equivalent, else the Hugging Face model.
 
 Both models have the same signature and return their loss, so one loop trains both. Trained weights are
 float32. With adapters, the base weights are frozen and checkpoints hold only the adapters. Called by
@@ -146,7 +146,7 @@ def _read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 class HfCausalLM(nn.Module):
-    """Wrapper that gives a transformers causal language model the same signature as our Llama."""
+    """Wrapper that gives a transformers causal language model the signature of the built-in Llama."""
 
     def __init__(self, hf: Any) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class HfCausalLM(nn.Module):
 
 
 def explain_difference(folder: Path, options: LlmOptions) -> str:
-    """Return why a folder needs Hugging Face's own model, or an empty string if our Llama fits."""
+    """Return why a folder needs Hugging Face's own model, or an empty string if the built-in Llama fits."""
     if options.hf_model:
         return "--hf-model"
     difference = find_difference(read_hf_config(folder))
@@ -248,7 +248,7 @@ def add_adapters(model: nn.Module, options: LlmOptions, *, say: Callable[[str], 
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError:
-        raise SpecError("--lora needs peft", hint="pip install 'windlass[llm]'") from None
+        raise SpecError("--lora needs peft", hint="run `pip install 'windlass[llm]'`") from None
     _check_targets(model, options.lora_targets)
     config = LoraConfig(
         r=options.lora,
@@ -363,7 +363,7 @@ def _load_hf(folder: Path, dtype: torch.dtype) -> HfCausalLM:
         from transformers.utils import logging
     except ModuleNotFoundError:
         raise SpecError(
-            "this model needs transformers", hint="pip install 'windlass[llm]'"
+            "this model needs transformers", hint="run `pip install 'windlass[llm]'`"
         ) from None
     logging.disable_progress_bar()  # every rank would print one
     try:

@@ -155,7 +155,7 @@ _ALWAYS_NONE = ("logger", "profiler")
 
 
 def translate(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings under our names. Raise for those of itwinai that cannot be honored."""
+    """Return settings under Windlass's names. Raise for itwinai settings that are not supported."""
     translated: dict[str, Any] = {}
     for key, value in values.items():
         if value in NO_EFFECT.get(key, ()):

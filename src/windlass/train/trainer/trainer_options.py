@@ -1,4 +1,4 @@
-"""Settings of a training with their defaults, read from dicts, YAML or JSON files, or flags.
+"""Settings of a training run with their defaults, read from dicts, YAML or JSON files, or flags.
 
 Plain data, without torch. `TorchTrainer` accepts each setting as a keyword. Users add their own settings as
 fields of a subclass, named by `TorchTrainer.options_type`. An unknown setting is an error that names the
@@ -311,7 +311,7 @@ def _check_keys(options_type: type[TrainerOptions], values: Mapping[str, Any]) -
 
 
 def _translate(others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings renamed from itwinai's names to ours."""
+    """Return settings renamed from itwinai's names to Windlass's."""
     translated = translate(others)
     for key in others:
         if (name := SETTINGS.get(key)) in own:
