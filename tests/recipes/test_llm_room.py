@@ -14,7 +14,7 @@ from windlass.recipes.llm.gpu_memory import (
     choose_rows,
     estimate_bytes,
     fit_rows,
-    make_room,
+    fit_to_memory,
     suggest_smaller,
 )
 from windlass.recipes.llm.kernel_launch import can_tile, choose_part
@@ -90,7 +90,7 @@ def find_room(config, *words, memory_gib=H200_GIB, length=2048, shape=ALONE):
     asked = options("--length", str(length), *words)
     rows = choose_rows(asked, shape, config=config)
     messages = []
-    settled = make_room(
+    settled = fit_to_memory(
         *(replace(asked, micro_batch=rows), shape, config),
         memory_bytes=round(memory_gib * GIB),
         rows_given=asked.micro_batch is not None,
@@ -110,7 +110,7 @@ def find_room(config, *words, memory_gib=H200_GIB, length=2048, shape=ALONE):
 def test_the_largest_models_that_trained_are_not_refused(config, words):
     settled, messages = find_room(config, *words, length=4096)
     assert settled.micro_batch == 1
-    assert messages[-1].startswith("this may not fit; options that need less: ")
+    assert messages[-1].startswith("this may not fit; options that use less memory: ")
 
 
 def test_model_that_did_not_fit_is_refused():
@@ -128,10 +128,10 @@ def test_8b_with_defaults_recomputes_activations_on_an_h200():
             "GPU's 140; steps take up to a third longer"
         ),
         (
-            "rows at a time: 2, since 16 would take some 140 GiB of the GPU's 140; "
+            "processing 2 rows at a time, because 16 would need about 140 GiB (the GPU has 140 GiB); "
             "a step takes 16 passes instead of 2"
         ),
-        "2 rows of 2048 tokens at a time should take some 126 GiB of the GPU's 140",
+        "2 rows of 2048 tokens at a time should need about 126 GiB (the GPU has 140 GiB)",
     ]
     assert find_room(LLAMA_3_8B, "--optimizer", "adamw8bit")[0].checkpoint_activations is False
 
@@ -158,10 +158,10 @@ def test_a_model_that_never_fits_is_refused_with_the_numbers():
         find_room(SEVENTY_B)
     assert refused.value.message == (
         "this training does not fit: one row of 2048 tokens at a time with activation checkpointing "
-        "would take some 1047 GiB of the GPU's 140"
+        "would need about 1047 GiB (the GPU has 140 GiB)"
     )
     assert refused.value.hint == (
-        "options that need less: --optimizer adamw8bit, --lora 16, --strategy fsdp over more GPUs, "
+        "options that use less memory: --optimizer adamw8bit, --lora 16, --strategy fsdp over more GPUs, "
         "a smaller --length; --micro-batch 1 --checkpoint-activations tries it without this estimate"
     )
 
@@ -288,7 +288,7 @@ def test_settings_chosen_for_a_gpu(tmp_path, monkeypatch, words, memory_gib, row
     folder = make_folder(tmp_path, make_hf_config(ONE_B))
     settled, messages = settle(folder, monkeypatch, *words, memory_gib=memory_gib)
     assert (settled.micro_batch, settled.precision, settled.compile) == (rows, "bf16", True)
-    lowered = "rows at a time: 8, since 16 would take some 73 GiB of the GPU's 79"
+    lowered = "processing 8 rows at a time, because 16 would need about 73 GiB (the GPU has 79 GiB)"
     assert [text.partition(";")[0] for text in messages[:1]] == [lowered] * (memory_gib == 79)
 
 
@@ -315,7 +315,7 @@ def test_out_of_memory_error_shows_the_numbers():
         "of 139.80 GiB of which 1.20 GiB is free"
     )
     assert explained.value.hint == (
-        "options that need less: --micro-batch 4, --checkpoint-activations, --optimizer adamw8bit, "
+        "options that use less memory: --micro-batch 4, --checkpoint-activations, --optimizer adamw8bit, "
         "--lora 16, --strategy fsdp over more GPUs, a smaller --length"
     )
     with (

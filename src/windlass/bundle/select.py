@@ -230,14 +230,14 @@ def _walk(root: Path, *, hidden: bool = False) -> Iterator[str]:
             # Yield the unreadable folder itself, so that `find_problems` refuses it by name.
             yield folder.path.rstrip("/") or "."
             continue
-        for path_or_folder in _look_into(root, folder, entries):
+        for path_or_folder in _scan_folder(root, folder, entries):
             if isinstance(path_or_folder, str):
                 yield path_or_folder
             else:
                 waiting.append(path_or_folder)
 
 
-def _look_into(
+def _scan_folder(
     root: Path, folder: _Folder, entries: list[os.DirEntry[str]]
 ) -> Iterator[str | _Folder]:
     git, own = folder.git, folder.own

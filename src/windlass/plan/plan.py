@@ -164,7 +164,7 @@ def make_plan(
             spec,
             job_id=job_id,
             name=name,
-            facts_env={**facts.env, **_place_out(facts, job_id)},
+            facts_env={**facts.env, **_make_output_env(facts, job_id)},
             environ=facts.environ,
         ),
         cwd=spec.cwd,
@@ -193,7 +193,7 @@ def make_plan(
     )
 
 
-def _place_out(facts: Facts, job_id: str) -> dict[str, str]:
+def _make_output_env(facts: Facts, job_id: str) -> dict[str, str]:
     return (
         {names.OUT: f"{facts.jobs_folder}/{job_id}/{names.OUT_FOLDER}"} if facts.jobs_folder else {}
     )

@@ -109,7 +109,7 @@ def find_project_file(start: Path) -> tuple[Path, Mapping[str, object] | None]:
     """
     for folder in (start, *start.parents):
         if folder != start and is_open_to_everybody(folder):
-            _say_what_lies_beyond(folder)
+            _warn_about_ignored_parents(folder)
             break
         if (values := _read_table(folder / PROJECT_FILE)) is not None:
             return folder / PROJECT_FILE, values
@@ -123,7 +123,7 @@ def _read_table(path: Path, *keys: str) -> Mapping[str, object] | None:
     try:
         with open(path, "rb", opener=open_now) as file:
             if fault := find_settings_fault(file.fileno(), path):
-                _say_ignored(path, fault)
+                _warn_ignored(path, fault)
                 return None
             content = file.read()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -147,20 +147,20 @@ def _read_table(path: Path, *keys: str) -> Mapping[str, object] | None:
     return table
 
 
-def _say_what_lies_beyond(shared: Path) -> None:
+def _warn_about_ignored_parents(shared: Path) -> None:
     for folder in (shared, *shared.parents):
         path = folder / PROJECT_FILE
         if os.path.lexists(path):
-            _say_ignored(path, f"any user may write to {shared}")
+            _warn_ignored(path, f"any user may write to {shared}")
 
 
 @functools.cache
-def _say_ignored(path: Path, why: str) -> None:
+def _warn_ignored(path: Path, why: str) -> None:
     """Warn about an ignored file, once per process because settings are read often."""
     import logging
 
     logging.getLogger(__name__).warning(
-        "%s is ignored: %s; give its settings as flags or as variables (WINDLASS_...) instead",
+        "%s is ignored: %s; pass its settings as flags or as variables (WINDLASS_...) instead",
         path,
         why,
     )

@@ -91,17 +91,17 @@ class LauncherLine:
 
     launcher: str
     head: tuple[str, ...]
-    words: tuple[str, ...]  # the launcher's flags, then the program
+    args: tuple[str, ...]  # the launcher's flags, then the program
     is_shell: bool = False  # the command line was part of a shell command
 
     def read(self, *names: str) -> str | None:
         """Return the value of a launcher's flag that has these names, or None."""
-        for index, word in enumerate(self.words):
+        for index, word in enumerate(self.args):
             if word.endswith(".py") or word in ("-m", "--module"):
                 return None
             name, equals, value = word.lstrip("-").partition("=")
             if word.startswith("-") and name.replace("-", "_") in names:
-                following = self.words[index + 1] if index + 1 < len(self.words) else ""
+                following = self.args[index + 1] if index + 1 < len(self.args) else ""
                 return value if equals else following
         return None
 
@@ -120,8 +120,8 @@ class LauncherLine:
     @property
     def program(self) -> tuple[str, ...]:
         """Script that the launcher starts, with its arguments."""
-        scripts = [i for i, word in enumerate(self.words) if word.endswith(".py")]
-        return self.words[scripts[0] :] if scripts else ()
+        scripts = [i for i, word in enumerate(self.args) if word.endswith(".py")]
+        return self.args[scripts[0] :] if scripts else ()
 
 
 def find_launcher(argv: Sequence[str]) -> LauncherLine | None:
@@ -135,10 +135,10 @@ def find_launcher(argv: Sequence[str]) -> LauncherLine | None:
             except ValueError:  # an unclosed quote, so it is not a launcher's command line
                 continue
             if line is not None:
-                return LauncherLine(launcher=line[0], head=line[1], words=line[2], is_shell=True)
+                return LauncherLine(launcher=line[0], head=line[1], args=line[2], is_shell=True)
         return None
     line = _find(argv)
-    return None if line is None else LauncherLine(launcher=line[0], head=line[1], words=line[2])
+    return None if line is None else LauncherLine(launcher=line[0], head=line[1], args=line[2])
 
 
 def _find(argv: Sequence[str]) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
@@ -175,7 +175,7 @@ def insert_flags(command: Command, line: LauncherLine, flags: Sequence[str]) -> 
         text = re.sub(head, lambda match: f"{match[0]} {added}", command.argv[at], count=1)
         argv = (*command.argv[:at], text, *command.argv[at + 1 :])
     else:
-        words = f"exec {shlex.join(line.head)} {added} {shlex.join(line.words)}"
+        words = f"exec {shlex.join(line.head)} {added} {shlex.join(line.args)}"
         argv = ("sh", "-c", words)
     return Command(argv=argv, procs=command.procs)
 
@@ -191,7 +191,7 @@ def unwrap_torchrun(command: Command) -> tuple[Script | Module | Command, tuple[
             hint="export the script with `windlass export train.py`, or use -e kubernetes without --plain",
         )
     kept: list[str] = []
-    queue = list(reversed(line.words))
+    queue = list(reversed(line.args))
     kinds: set[str] = set()
     while queue and queue[-1].startswith("-"):
         word = queue.pop()

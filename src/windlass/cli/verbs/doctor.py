@@ -53,7 +53,7 @@ def doctor(as_json: bool, deep: bool, role: bool, **flags: str | None) -> int:
         _print_role(settings, as_json=as_json)
         return names.EXIT_OK
     checks = []
-    for check in _look(settings, deep=deep, only_engine=flags["engine"] is not None):
+    for check in _run_checks(settings, deep=deep, only_engine=flags["engine"] is not None):
         checks.append(check)
         if not as_json:
             _show(check)
@@ -67,7 +67,7 @@ def doctor(as_json: bool, deep: bool, role: bool, **flags: str | None) -> int:
     return names.EXIT_ENGINE if fatal else names.EXIT_OK
 
 
-def _look(settings: Settings, *, deep: bool, only_engine: bool) -> Iterator[Check]:
+def _run_checks(settings: Settings, *, deep: bool, only_engine: bool) -> Iterator[Check]:
     """Check this machine, and also the cluster of the engine. With `only_engine`, check only one of them."""
     check_engine_name(settings.engine)
     is_here = not has_pods(settings.engine, settings)
@@ -105,7 +105,8 @@ def _find_rights(engine: str) -> Sequence[Right]:
     dialect = find_dialect(engine)
     if dialect is None:
         raise SpecError(
-            f"the engine {engine} does not need a Role", hint="run `windlass doctor -e kubernetes --role`"
+            f"the engine {engine} does not need a Role",
+            hint="run `windlass doctor -e kubernetes --role`",
         )
     return dialect.rights
 

@@ -133,10 +133,10 @@ def check_script(source: Path | None, words: Sequence[str]) -> None:
 def only_declares(source: Path) -> bool:
     """Return whether running a script would declare apps, and start none of them."""
     tree = read_tree(source)
-    return tree is not None and _has_apps_alone(tree)
+    return tree is not None and _only_declares_apps(tree)
 
 
-def _has_apps_alone(tree: ast.Module) -> bool:
+def _only_declares_apps(tree: ast.Module) -> bool:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     if not any(_is_app(call) for call in calls) or not _imports_windlass(tree):
         return False

@@ -45,7 +45,7 @@ class WorkTarget:
     preload: tuple[str, ...] | None = None  # modules to preload, or None to find them in the source
     root: Path | None = None  # folder of absolute imports (default: the source's folder)
     packages: tuple[Path, ...] = ()  # packages that are imported before a module
-    is_alone: bool = False  # True for a function that is sent without its source
+    is_self_contained: bool = False  # True for a function that is sent without its source
 
     def find_early_write(self) -> EarlyWrite | None:
         """Return a variable that the source sets before it imports torch, which rules out a preload."""
@@ -54,7 +54,7 @@ class WorkTarget:
         name = self.work.name.rpartition(".")[2] if isinstance(self.work, Function) else ""
         root = self.root or self.source.parent
         scripts = (*self.packages, self.source)
-        return find_early_write(scripts, root, function=name if self.is_alone else "")
+        return find_early_write(scripts, root, function=name if self.is_self_contained else "")
 
 
 def read_work_target(
@@ -101,11 +101,11 @@ def _read_function(
         payload=payload,
         source=Path(source) if source else None,
         preload=_choose_for(payload),
-        is_alone=travels_alone(inner),
+        is_self_contained=is_self_contained(inner),
     )
 
 
-def travels_alone(function: Any) -> bool:
+def is_self_contained(function: Any) -> bool:
     """Return whether a function is sent without its module, and refers to nothing of torch."""
     code = getattr(function, "__code__", None)
     if code is None:

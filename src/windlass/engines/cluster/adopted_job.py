@@ -251,13 +251,15 @@ class AdoptedJob:
         return (Moment(name=MomentName.SUBMITTED, at_s=created_s(self._job)), *passed)
 
     def _make_condition(self, phase: Phase, newest: Mapping[int, Object]) -> Condition:
-        slip = self._dialect.adoption.find_slip(self._job) if self._dialect.adoption else ""
+        mistake = (
+            self._dialect.adoption.find_author_mistake(self._job) if self._dialect.adoption else ""
+        )
         pods = f"{_count_running(newest)} of {self._dialect.num_pods(self._job)} pods run; "
         return Condition(
             type=phase.value,
             reason=names.REASON_ADOPTED,
             message=f"{'' if phase.is_final else pods}it was not created by Windlass, so only its pods are "
-            f"known, and it has no results{f'; {slip}' if slip else ''}",
+            f"known, and it has no results{f'; {mistake}' if mistake else ''}",
             since_s=created_s(self._job),
         )
 

@@ -175,6 +175,6 @@ PYTORCHJOB = Dialect(
     adoption=Adoption(
         pod_labels=lambda name: {LABEL_JOB_NAME: name},
         index_of=index_among,
-        find_slip=find_misspelled,
+        find_author_mistake=find_misspelled,
     ),
 )

@@ -106,7 +106,7 @@ def estimate_bytes(
     return round(fixed + moment) + min(_SLACK_BYTES, logits)
 
 
-def make_room(
+def fit_to_memory(
     options: LlmOptions,
     shape: Shape,
     config: LlamaConfig,

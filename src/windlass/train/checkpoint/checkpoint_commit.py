@@ -100,7 +100,7 @@ def _make_manifest(
     storage: Storage, request: Commit, shares: list[WrittenShare]
 ) -> CheckpointManifest:
     """Make the manifest, and wait until every file that it lists has its full size."""
-    others = find_whole(storage, but=request.folder)
+    others = find_whole(storage, exclude=request.folder)
     files = {METADATA: write_metadata(storage, request.folder, request.metadata, shares)}
     for rank, share in enumerate(shares):
         files |= share.files
@@ -221,7 +221,7 @@ def remove_old(
     Damaged checkpoints are kept until there are `keep` intact ones. `newest` is a parameter because an object
     store may not list it yet.
     """
-    whole = [newest, *find_whole(storage, but=newest.folder)]
+    whole = [newest, *find_whole(storage, exclude=newest.folder)]
     sound = [manifest.step for manifest in whole if manifest.step not in damaged]
     steps_to_keep = {*sound[:keep], *(damaged if len(sound) < keep else ())}
     steps_to_keep |= {best.step for best in read_best(storage)}
@@ -251,20 +251,20 @@ def _remove_step(storage: Storage, manifest: CheckpointManifest) -> None:
     storage.remove(gone)
 
 
-def remove_half_written(storage: Storage, *, but: str = "") -> list[str]:
+def remove_half_written(storage: Storage, *, exclude: str = "") -> list[str]:
     """Remove the temporary folders of interrupted saves, and return their names.
 
     If a save was interrupted while it replaced a checkpoint of the same step, the old checkpoint is
     restored. Only the owner of the run may call this.
 
-    but: the folder of a save in progress, which is kept.
+    exclude: the folder of a save in progress, which is kept.
     """
     if not storage.can_rename:
         return []
     removed, steps = [], set(storage.names())
     for name in sorted(steps):
         match = HALF_WRITTEN.fullmatch(name)
-        if match is None or name == but:
+        if match is None or name == exclude:
             continue
         if match[2] == "old" and match[1] not in steps:
             storage.move(name, match[1])

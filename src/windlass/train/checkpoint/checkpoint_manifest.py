@@ -102,11 +102,11 @@ def _find_fault(manifest: CheckpointManifest, folder: str) -> str:
 
 
 def read_manifests(
-    storage: Storage, *, but: str = ""
+    storage: Storage, *, exclude: str = ""
 ) -> Iterator[tuple[str, CheckpointManifest | str]]:
     """Yield the folders named like a checkpoint, with the manifest or the reason why it is not valid."""
     for folder in storage.names():
-        if STEP_FOLDER.fullmatch(folder) and folder != but:
+        if STEP_FOLDER.fullmatch(folder) and folder != exclude:
             try:
                 yield folder, read_manifest(storage, folder)
             except ValueError as error:
@@ -123,15 +123,15 @@ def read_replaced(storage: Storage) -> Iterator[tuple[str, CheckpointManifest]]:
                 yield folder, read_manifest(storage, folder)
 
 
-def find_whole(storage: Storage, *, but: str = "") -> list[CheckpointManifest]:
+def find_whole(storage: Storage, *, exclude: str = "") -> list[CheckpointManifest]:
     """Return the checkpoints that have a manifest, newest first. Their files are not checked.
 
-    but: a folder to skip. Its manifest is not requested, because an object store could then cache that it
+    exclude: a folder to skip. Its manifest is not requested, because an object store could then cache that it
     does not exist.
     """
     manifests = [
         manifest
-        for _, manifest in read_manifests(storage, but=but)
+        for _, manifest in read_manifests(storage, exclude=exclude)
         if isinstance(manifest, CheckpointManifest)
     ]
     return sorted(manifests, key=lambda manifest: (manifest.number, manifest.step), reverse=True)

@@ -373,7 +373,7 @@ class Checkpoints:
         self._num_failures = 0
         if errors:
             self._remove_failed()
-            raise EngineError(f"a checkpoint was not saved: {errors[0]}", hint=self._room_hint)
+            raise EngineError(f"a checkpoint was not saved: {errors[0]}", hint=self._space_hint)
 
     def _settle(self, end_s: float, was_announced: bool) -> str:
         """Wait for the save in progress, if any. Return an error message, or "" if it succeeded."""
@@ -460,7 +460,7 @@ class Checkpoints:
             )
         folder, is_first, failure = answers[0][2], bool(answers[0][4]), str(answers[0][5])
         if errors := [one[3] for one in answers if one[3]]:
-            self._remove_failed(but=folder)  # another rank may already write to this folder
+            self._remove_failed(exclude=folder)  # another rank may already write to this folder
         self._count_failure([*errors, *([failure] if STALE in failure else [])])
         planned = self._plans.plan(self._context, is_known=all(one[1] for one in answers))
         return planned, folder, is_first, failure
@@ -481,14 +481,14 @@ class Checkpoints:
             return str(error)
         return ""
 
-    def _remove_failed(self, *, but: str = "") -> None:
+    def _remove_failed(self, *, exclude: str = "") -> None:
         """Remove the files of failed saves. Call this when no rank writes to them any more."""
         if self._context.is_main and self._lock is not None:
             # if the storage fails here, the next save reports it
             with contextlib.suppress(OSError, EngineError):
                 check_owner(self._storage, self._lock.token)
-                remove_half_written(self._storage, but=but)
-                remove_unfinished(self._storage, self._leftovers - {but})
+                remove_half_written(self._storage, exclude=exclude)
+                remove_unfinished(self._storage, self._leftovers - {exclude})
 
     def _count_failure(self, errors: list[str]) -> None:
         """Log one failed save, and raise after two in a row. All ranks must pass the same errors."""
@@ -501,13 +501,13 @@ class Checkpoints:
         if self._num_failures > _FAILURES_ACCEPTED:
             raise EngineError(
                 f"{self._num_failures} checkpoints in a row were not saved: {errors[0]}",
-                hint=self._room_hint,
+                hint=self._space_hint,
             )
         if errors and self._context.is_main:
             logger.error("a checkpoint was not saved, training continues: %s", errors[0])
 
     @property
-    def _room_hint(self) -> str:
+    def _space_hint(self) -> str:
         return f"check that {self._storage.root} has free space and that all ranks can access it"
 
     def _get_writer(self) -> ProcessWriter:

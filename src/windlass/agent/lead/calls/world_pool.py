@@ -125,7 +125,7 @@ class WorldPool:
             world = self.find(call)
             if world is not None or call.stop is not None:
                 return world
-            await self._make_room(call)
+            await self._end_replaced_worlds(call)
             if all(ready_nodes.is_up_to_date(index, profile) for index in indexes):
                 break  # otherwise a node was replaced meanwhile and has nothing yet
         made = self._make(call, plan)
@@ -223,7 +223,7 @@ class WorldPool:
 
     # -- making a world ------------------------------------------------------------------------
 
-    async def _make_room(self, call: Call) -> None:
+    async def _end_replaced_worlds(self, call: Call) -> None:
         """End the spare world and the world in the call's slot, so that a new world can be created."""
         if call.profile.instance and call.constructor is None:
             raise MustMake

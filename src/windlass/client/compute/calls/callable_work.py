@@ -17,7 +17,7 @@ from windlass.client.compute.nodes.compute_keywords import read_words
 from windlass.client.jobs.job_ids import make_letters
 from windlass.client.jobs.launcher_size import add_size_flags
 from windlass.client.jobs.source_analysis import TORCH, choose_preload, find_early_write
-from windlass.client.jobs.target import function_name, travels_alone, unwrap_partial
+from windlass.client.jobs.target import function_name, is_self_contained, unwrap_partial
 from windlass.errors import SpecError
 from windlass.near_names import did_you_mean
 from windlass.settings.reading import read_duration
@@ -178,7 +178,7 @@ def _unwrap(target: Any) -> Any:
 def _find_early(plain: Any, source: Path | None) -> str:
     if source is None or not source.is_file():
         return ""
-    name = plain.__name__ if travels_alone(plain) else ""
+    name = plain.__name__ if is_self_contained(plain) else ""
     early = find_early_write([source], source.parent, function=name)
     return str(early) if early else ""
 

@@ -141,7 +141,7 @@ class LiveNodes:
             num_nodes,
             self._preload,
             min_nodes=fewest,
-            place_s=self._start_wait.place_s,
+            place_s=self._start_wait.queue_timeout_s,
             workers=self._workers if num_nodes > 1 else None,
         )
         word = count_noun(num_nodes, "node")
@@ -163,7 +163,7 @@ class LiveNodes:
             self.ref = None
             raise
         if not is_up:
-            raise self._start_wait.make_late(ref)
+            raise self._start_wait.make_timeout_error(ref)
         connection, info = self.connections.open(ref)
         self.num_nodes = info.nodes
         self.connections.give(connection)

@@ -33,7 +33,7 @@ class StartWait:
         self._holders = IdleComputes(wanted.engine, remove_by_call(wanted.settings))
 
     @property
-    def place_s(self) -> float | None:
+    def queue_timeout_s(self) -> float | None:
         """Seconds it stays queued after a client starts to wait, or None without an inactivity TTL."""
         ttl_s = self._wanted.ttl_s
         return None if ttl_s is None else self._timeout_s + ttl_s
@@ -47,8 +47,8 @@ class StartWait:
         try:
             if self._is_up(ref):
                 return True
-            if not is_new and self.place_s is not None:
-                self._set_deadline(ref, time.time() + self.place_s)
+            if not is_new and self.queue_timeout_s is not None:
+                self._set_deadline(ref, time.time() + self.queue_timeout_s)
             if not wait_until(lambda: self._is_up(ref), timeout_s=self._timeout_s, every_s=0.02):
                 return False
             self._set_deadline(ref, None)
@@ -66,7 +66,7 @@ class StartWait:
             reason = status.verdict.message if status.verdict else "it ended"
             advice = next((c.hint for c in status.conditions if c.type == CONDITION), "")
             message, hint = map(speak_python, self._holders.add_to(reason, advice, ref))
-            why = f"windlass why {ref.job_id}"
+            why = f"run `windlass why {ref.job_id}`"
             raise EngineError(f"{self._name} did not start: {message}", hint=hint or why)
         if status.phase is Phase.RUNNING:
             return True
@@ -75,14 +75,14 @@ class StartWait:
             waiting_line.show(f"{self._name}: {blocked}", hint)
         return False
 
-    def make_late(self, ref: JobRef) -> EngineError:
+    def make_timeout_error(self, ref: JobRef) -> EngineError:
         """Return the error for a node 0 that is not up in time, with the reason and a hint."""
         status = self._wanted.engine.status(ref)
         blocked, advice = self.explain(status, ref)
         message = f"node 0 of {self._name} is not up after {self._timeout_s:g} s (launch_timeout)"
         return EngineError(
             f"{message}: {blocked}" if blocked else message,
-            hint=f"{advice or f'windlass why {ref.job_id}'}; it keeps trying{self._for_how_long()}",
+            hint=f"{advice or f'run `windlass why {ref.job_id}`'}; it keeps trying{self._for_how_long()}",
         )
 
     def _for_how_long(self) -> str:
