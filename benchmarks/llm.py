@@ -6,8 +6,8 @@ The program measures this machine's matmul rate. It creates a model of 1.24 bill
 tokenizer and documents in WORK. It then runs the cases one after another, each in a separate process.
 `--together 3` runs three at a time, for cases that measure neither speed nor memory.
 
-Our cases start the recipe as users do, and read the metrics.jsonl that it writes. The ratios are printed at
-the end. `--shape tiny` runs all cases on a machine without a GPU.
+Windlass's cases start the recipe as users do, and read the metrics.jsonl that it writes. The ratios are
+printed at the end. `--shape tiny` runs all cases on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def make_cases(given: argparse.Namespace) -> dict[str, Cases]:
 
 
 def logits_of(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure the distance of our logits from transformers'."""
+    """Measure the distance of Windlass's logits from transformers'."""
     args = [str(HERE / "llm_logits.py"), str(given.work), "--length", str(given.length)]
     return read_last(run(args, given.work / "logits.log"))
 

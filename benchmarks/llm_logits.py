@@ -1,4 +1,4 @@
-"""Compare our logits of `llm.py`'s model with transformers', before and after an export.
+"""Compare Windlass's logits of `llm.py`'s model with transformers', before and after an export.
 
     python benchmarks/llm_logits.py WORK [--length 4096]
 

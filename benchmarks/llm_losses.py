@@ -1,8 +1,8 @@
-"""Loss cases of `llm.py`: bf16 and fp8 over seeds, and our loop against Hugging Face's on one order of rows.
+"""Loss cases of `llm.py`: bf16 and fp8 over seeds, and Windlass's loop against Hugging Face's.
 
 A seed is another order of the same rows. Cases are small (rows of 2048, 4 rows per step) so that many of them
-can run. `--together` runs several at a time. Hugging Face's loop sees the rows of our first case for the
-first 200 steps, in the same order and at the same learning rates.
+can run. `--together` runs several at a time. Hugging Face's loop sees the rows of Windlass's first case for
+the first 200 steps, in the same order and at the same learning rates.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def ours(
 
 
 def find_out(given: argparse.Namespace, name: str) -> Path:
-    """Return the output folder of one of our cases."""
+    """Return the output folder of one of Windlass's cases."""
     return Path(given.work) / "out" / name
 
 

@@ -17,7 +17,7 @@ LEAST_ROWS_USED = 0.98  # target of packing
 
 
 def make_pairs(precisions: tuple[str, ...]) -> list[Pair]:
-    """Return the compared pairs: Hugging Face's cases, our precisions, packed and padded rows."""
+    """Return the compared pairs: Hugging Face's cases, Windlass's precisions, packed and padded rows."""
     plain, *others = precisions
     pairs = [Pair(case, peer) for case in precisions for peer in ("hf-trainer", "hf-loop")]
     pairs += [Pair(case, plain) for case in others]

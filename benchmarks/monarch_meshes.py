@@ -59,7 +59,7 @@ client.CustomObjectsApi().delete_namespaced_custom_object(
 
 
 def answer(mesh):
-    """Return when an actor on each host had answered, on our side."""
+    """Return the time when an actor on each of Windlass's hosts had responded."""
     from monarch.actor import Actor, endpoint
 
     class Answer(Actor):

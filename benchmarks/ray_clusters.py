@@ -67,7 +67,7 @@ Measure = Callable[[int], float]  # number of the round -> seconds
 
 @contextmanager
 def warm(folder: Path) -> Iterator[tuple[Measure, Measure]]:
-    """Yield our measurement, and that of `ray job submit` to the same cluster."""
+    """Yield Windlass's measurement, and that of `ray job submit` to the same cluster."""
     sys.path.insert(0, str(folder))
     (folder / "edited.py").write_text(EDITED.format(number=0))
     edited = importlib.import_module("edited")
@@ -109,7 +109,7 @@ def _read_variables() -> dict[str, str]:
 
 @contextmanager
 def pods(folder: Path, image: str, namespace: str) -> Iterator[tuple[Measure, Measure]]:
-    """Yield our measurement, and that of a RayCluster created with kubectl."""
+    """Yield Windlass's measurement, and that of a RayCluster created with kubectl."""
     env = {**os.environ, "WINDLASS_NAMESPACE": namespace, "WINDLASS_HOME": str(folder / "home")}
     script = folder / "ours.py"
     script.write_text(OURS.format(name=NAME, image=image, worker=WORKER))

@@ -20,7 +20,7 @@ from warm_setup import (
 )
 
 RAY, RAY_FRESH, MONARCH = "ray, kept actors", "ray, working_dir", "monarch"
-# by ranks: our maximum time, and how many times as long torchrun must take
+# by ranks: Windlass's maximum time, and how many times as long torchrun must take
 _EDIT_LIMITS_S = {8: 0.25}
 _EDIT_TIMES = {8: 60.0}
 

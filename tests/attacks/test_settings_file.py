@@ -68,7 +68,7 @@ def test_link_to_a_file_of_another_user_is_ignored(victim, stranger, program, pr
 
 
 def test_link_of_another_user_to_our_file_is_ignored(victim, stranger, project):
-    """Other users may not choose which of our files is read."""
+    """Other users may not choose which of this user's files is read."""
     ours = victim.write("other.toml", "nodes = 4\n")
     link = project / "windlass.toml"
     link.symlink_to(ours)
@@ -129,7 +129,7 @@ def _make_shared(tmp_path: Path, mode: int) -> Path:
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
 def test_search_stops_at_a_world_writable_folder(tmp_path, caplog, mode):
-    """This includes our own files, because another user could have moved one there."""
+    """This includes this user's own files, because another user could have moved one there."""
     shared = _make_shared(tmp_path, mode)
     for folder, nodes in ((shared, 3), (tmp_path, 4)):
         (folder / "windlass.toml").write_text(f"nodes = {nodes}\n")

@@ -53,7 +53,7 @@ def _listening(user, path: Path):
 
 @pytest.fixture
 def job(tmp_path):
-    """Yield a job folder whose sockets are in a folder of ours."""
+    """Yield a job folder whose sockets are in a folder of this user."""
     folder = JobFolder(tmp_path / "job")
     folder.path.mkdir()
     with tempfile.TemporaryDirectory(prefix="wl") as made:
@@ -110,7 +110,7 @@ def test_socket_folder_that_is_a_link_is_refused_by_name(job, tmp_path):
 
 
 def test_nothing_is_sent_to_a_process_of_another_user(job, stranger):
-    """The folder is ours, but another user's socket was moved into it."""
+    """The folder belongs to this user, but another user's socket was moved into it."""
     theirs = stranger.home / "lead.sock"
     with _listening(stranger, theirs) as fake:
         theirs.rename(find_socket_folder(job) / "lead.sock")

@@ -1,4 +1,4 @@
-"""Attack: another user creates the folder in shared memory first, and puts pickles there for us to load.
+"""Attack: another user creates the folder in shared memory first, and puts pickles there for the client.
 
 Large arguments and results of calls are in /dev/shm, where all users may write and list names.
 """

@@ -24,7 +24,7 @@ RANK = Path(__file__).parent / "noting_rank.py"
 
 
 def find_pid(uid):
-    """Return the PID of a pod's agent, or None if it runs elsewhere or is hidden from us."""
+    """Return the PID of a pod's agent, or None if it runs elsewhere or is hidden from this process."""
     needle = f"{names.POD_UID}={uid}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -64,7 +64,7 @@ def put(cluster: FakeCluster, plan: Plan) -> dict[str, bytes]:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    """Yield a cluster that knows us as "me", in which the stranger's compute exists."""
+    """Yield a cluster where this user is "me", in which the stranger's compute exists."""
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "windlass.toml").touch()
     (tmp_path / "project" / "script.py").write_text(SCRIPT)
@@ -108,7 +108,7 @@ def read_call(name: str) -> None:
 
 @pytest.mark.parametrize("way", [use_compute, send_to_compute, delete_compute, read_call])
 def test_compute_of_another_owner_is_refused(cluster, way):
-    with pytest.raises(SpecError, match="shared is not yours: stranger created it") as refused:
+    with pytest.raises(SpecError, match="shared belongs to stranger") as refused:
         way("shared")
     assert refused.value.hint
     if way is use_compute:
@@ -129,7 +129,7 @@ def test_compute_of_another_owner_is_refused(cluster, way):
 def test_compute_of_another_owner_is_refused_in_the_shell(cluster, words):
     done = subprocess.run([*WINDLASS, *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
-    assert "shared is not yours: stranger created it" in done.stderr
+    assert "shared belongs to stranger" in done.stderr
     assert "stranger/shared" in done.stderr
     check_untouched(cluster)
 

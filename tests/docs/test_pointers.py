@@ -144,7 +144,7 @@ def _list_flags(command: click.Command) -> set[str]:
 
 
 def _find_own_flags(command: click.Command, words: list[str]) -> Iterator[str]:
-    """Return the flags before the target. All must be ours, but later ones may be the script's."""
+    """Return the flags before the target. All must be Windlass flags, but later ones may be the script's."""
     values = {
         flag
         for param in command.get_params(_make_context(command))

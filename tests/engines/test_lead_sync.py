@@ -296,7 +296,7 @@ def test_order_arrives_although_the_client_hangs_up(tmp_path):
 
 
 def relay(port):
-    """Return a connection to the lead that, like a port-forward, does not forward the end of our stream."""
+    """Return a connection that, like a port-forward, does not forward the client's end of stream."""
     ours, theirs = socket.socketpair()
     far = socket.create_connection(("127.0.0.1", port), timeout=20)
 

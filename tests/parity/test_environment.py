@@ -1,4 +1,4 @@
-"""The variables of a rank: all variables of the shell and of torchrun, and ours with our own prefix."""
+"""The variables of a rank: all variables of the shell and of torchrun, and Windlass's with its own prefix."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Training runs of Hugging Face's Trainer and itwinai's, with a record of each step. Runs in ranks of a job.
 
-Each rank writes the samples and loss of every step, as `resume_phases` does for our trainer. Data, model and
+Each rank writes the samples and loss of every step, as `resume_phases` does for TorchTrainer. Data, model and
 batch are those of `docs/guides/from-itwinai.md`: 44 samples, 8 a step on two ranks.
 """
 

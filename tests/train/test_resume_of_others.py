@@ -1,6 +1,6 @@
 """Losses of a resume with Hugging Face's Trainer and with itwinai, as the itwinai migration page states them.
 
-`test_exact_resume` tests ours under the same conditions. Skipped where the library is not installed.
+`test_exact_resume` tests TorchTrainer under the same conditions. Skipped where the library is not installed.
 """
 
 from __future__ import annotations

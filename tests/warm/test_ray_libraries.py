@@ -1,4 +1,4 @@
-"""Ray Train and Ray Data, each run once inside one of our clusters. Skipped without `ray[train]`."""
+"""Ray Train and Ray Data, each run once inside a compute's cluster. Skipped without `ray[train]`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Deep check of a cluster: two small pods test it, and their findings become checks.
 
 The objects are a suspended Indexed Job of two pods, a headless Service and a NetworkPolicy. The pods are
-as restricted as those of our jobs and need no more rights. They run `probe.py`, which prints its findings
+as restricted as those of jobs and need no more rights. They run `probe.py`, which prints its findings
 as JSON. The policy closes one port on purpose. If the port can still be reached, the cluster does not
 enforce policies.
 

@@ -141,7 +141,7 @@ def test_briefly_stopped_agent_keeps_its_ranks(ground):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs timers of the kernel")
 def test_ranks_of_a_stopped_fork_server_die(ground):
-    """All processes are stopped, so none of ours can run, and the rank still dies."""
+    """All processes are stopped, so no process of Windlass can run, and the rank still dies."""
     pids = [ground.agent.pid, ground.server, *ground.rank]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)

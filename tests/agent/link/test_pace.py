@@ -124,7 +124,7 @@ def test_sender_does_not_wait_forever_for_a_stalled_peer(files):
 
 
 def test_close_does_not_wait_for_a_peer_that_never_confirms(files):
-    """The peer does not read, so it never sees our close."""
+    """The peer does not read, so it never notices that this side closes."""
 
     async def take(link, _hello, frames):
         async for _ in frames:

@@ -1,4 +1,4 @@
-"""Exceptions as users see them: the user's line is found, and our frames are removed."""
+"""Exceptions as users see them: the user's line is found, and Windlass's frames are removed."""
 
 from __future__ import annotations
 

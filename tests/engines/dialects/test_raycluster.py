@@ -126,7 +126,7 @@ def test_agent_is_the_command_and_probes_never_kill_it():
 )
 @pytest.mark.parametrize("shell", [["bash", "-c", "--"], ["bash", "-lc", "--"]])
 def test_a_worker_does_not_wait_for_ray_before_its_agent_starts(tmp_path, shell, script, code):
-    """The init container that KubeRay adds has our variables and mounts."""
+    """The init container that KubeRay adds has the agent's variables and mounts."""
     _, worker = templates_of(render(nodes=2))
     folder, _, name = env_of(worker)["BASH_ENV"].rpartition("/")
     assert folder in [mount["mountPath"] for mount in container_of(worker)["volumeMounts"]]

@@ -52,7 +52,7 @@ def read_leftovers(
 ) -> None:
     """Write node 0's last status and results to `folder`, and record the pods with unread logs.
 
-    `leads` are the pods that were node 0, oldest first. `container` is the name of our container.
+    `leads` are the pods that were node 0, oldest first. `container` is the name of Windlass's container.
     """
     logger.debug("%s has ended: reading the log of node 0", plan.job_id)
     for pod in reversed(leads):

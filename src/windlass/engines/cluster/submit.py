@@ -392,7 +392,7 @@ def has_egress_policy(api: Api, labels: Mapping[str, str]) -> bool:
     """Return whether a policy restricts egress from pods with these labels.
 
     If so, the job needs its own policy that lets its pods reach each other. Policies for other pods do not
-    count, because a policy of ours would then restrict our pods without need.
+    count, because a policy by Windlass would then restrict its pods without need.
     """
     specs = [policy["spec"] for policy in api.list(NETWORK_POLICIES)]
     return any(

@@ -4,8 +4,8 @@ Both models have the same signature and return their loss, so one loop trains bo
 float32. With adapters, the base weights are frozen and checkpoints hold only the adapters. Called by
 `llm_trainer`.
 
-Our Llama loads weights from a Hugging Face folder and saves them in a form that transformers can load.
-Parameter names are the same in both. Weights are copied one by one from the memory-mapped files to the
+The built-in Llama loads weights from a Hugging Face folder and saves them in a form that transformers can
+load. Parameter names are the same in both. Weights are copied one by one from the memory-mapped files to the
 device, so there is never a second copy of the model. Needs safetensors, which is imported on use.
 """
 
