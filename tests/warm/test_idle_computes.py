@@ -23,7 +23,7 @@ from windlass.wire.status import JobStatus
 
 FULL = Blocker(reason=reasons.QUOTA, message="the quota is used up", hint="end other jobs")
 NO_ROOM = replace(FULL, reason=reasons.UNSCHEDULABLE, hint=f"{reasons.WHEN_OTHERS_END}; or less")
-TOO_BIG = replace(NO_ROOM, hint="no node is that big")
+TOO_BIG = replace(NO_ROOM, hint="no node is large enough")
 GPUS = 2
 
 
@@ -53,7 +53,7 @@ def test_idle_compute_is_named_with_its_remedy(make, waiting, holders):
     idle = make().up()
     explanation = explain(holders, waiting)
     assert f"1 node is held by your idle compute {idle.name}" in explanation
-    assert f" -> windlass compute rm {idle.name}" in explanation
+    assert f" -> `windlass compute rm {idle.name}`" in explanation
     assert explanation.endswith("; or end other jobs")
     assert waiting.name not in explanation
     idle.teardown()
@@ -86,7 +86,7 @@ def test_computes_of_other_users_are_not_named(make, waiting, holders, monkeypat
 @pytest.mark.local_only
 def test_remedy_includes_the_namespace(on):
     wanted = kt.Compute(name="a", engine="kubernetes", namespace="team", image="i").nodes().wanted
-    assert remove_by_command(wanted.settings)("b") == "windlass compute rm b --namespace team"
+    assert remove_by_command(wanted.settings)("b") == "`windlass compute rm b --namespace team`"
     text = 'windlass.Compute(name="b", namespace="team").teardown()'
     assert remove_by_call(wanted.settings)("b") == text
 
