@@ -14,7 +14,7 @@ import click
 
 from windlass import names
 from windlass.cli.verb_table import close_stdout
-from windlass.client.terminal import clean, say
+from windlass.client.terminal import clean, print_notice
 from windlass.errors import WindlassError
 from windlass.near_names import did_you_mean
 from windlass.settings import start_folder
@@ -48,7 +48,7 @@ def report_error(error: Exception) -> int:
 
 def say_error(message: str, hint: str = "") -> None:
     """Print `windlass: message` and the hint."""
-    say(message)
+    print_notice(message)
     if hint:
         sys.stderr.write(f"  hint: {clean(hint, color=False)}\n")
 

@@ -38,7 +38,7 @@ from windlass.client.jobs.run import (
 )
 from windlass.client.jobs.source_analysis import find_imported, list_imports, read_tree
 from windlass.client.jobs.target import WorkTarget, find_script
-from windlass.client.terminal import say
+from windlass.client.terminal import print_notice
 from windlass.errors import SpecError
 from windlass.frameworks.framework import choose_framework
 from windlass.near_names import nearest
@@ -418,7 +418,7 @@ def _check_similar(word: str, flag: str, target: str) -> None:
     if not target.endswith(".py"):
         if translate_flag(word) and is_torchrun(target):  # a flag of torchrun itself
             return
-        say(f"{word} is passed to {target}; did you mean {flag}?")
+        print_notice(f"{word} is passed to {target}; did you mean {flag}?")
         return
     raise SpecError(
         f"unknown flag {word}",

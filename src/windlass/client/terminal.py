@@ -44,7 +44,7 @@ def one_line(text: str) -> str:
     return clean(" ".join(text.split()), color=False)
 
 
-def say(text: str) -> None:
+def print_notice(text: str) -> None:
     """Write one line to stderr, in place of the current wait. stdout is for data."""
     waiting_line.erase()
     sys.stderr.write(f"windlass: {clean(text, color=False)}\n")

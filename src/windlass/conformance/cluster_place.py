@@ -18,7 +18,7 @@ from typing import Any
 from windlass import names
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.run import Prepared, prepare_job
-from windlass.client.terminal import say
+from windlass.client.terminal import print_notice
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.engine_table import load_dialect
 from windlass.errors import EngineError, SpecError, WaitTimeout
@@ -71,7 +71,9 @@ def open_place(settings: Settings) -> Iterator[ConformancePlace]:
         _create(api)
     else:
         _check_has_no_jobs(api, dialect)
-    say(f"engine {dialect.name} in namespace {name}{', made for this run' if is_own else ''}")
+    print_notice(
+        f"engine {dialect.name} in namespace {name}{', made for this run' if is_own else ''}"
+    )
     try:
         _run_first(prepared)
         yield ConformancePlace(
@@ -109,7 +111,8 @@ def _check_exists(api: Api) -> None:
     except NotFound as error:
         raise EngineError(
             f"namespace {api.namespace} not found",
-            hint=f"kubectl create namespace {api.namespace}, or leave out --namespace to use a temporary one",
+            hint=f"run `kubectl create namespace {api.namespace}`, or omit --namespace "
+            "to use a temporary one",
         ) from error
     except Forbidden:
         pass  # users with rights in one namespace may not be allowed to read it
@@ -119,7 +122,7 @@ def _check_has_no_jobs(api: Api, dialect: Dialect) -> None:
     if jobs := api.list(dialect.kind, labels=names.LABEL_JOB):
         raise SpecError(
             f"namespace {api.namespace} already has jobs ({name_of(jobs[0])}), but the cases count jobs",
-            hint="pass a namespace without jobs, or leave out --namespace to use a temporary one",
+            hint="pass a namespace without jobs, or omit --namespace to use a temporary one",
         )
 
 
@@ -139,13 +142,13 @@ def _run_first(prepared: Prepared) -> None:
     """Run a first job, which pulls the images and reports any problem that keeps pods from running."""
     job = prepared.start()
     try:
-        status = job.wait(_FIRST_JOB_S, say=lambda _: say(_explain(job)))
+        status = job.wait(_FIRST_JOB_S, say=lambda _: print_notice(_explain(job)))
         if status.phase.value != "succeeded":
-            raise EngineError(f"a first job of two pods failed: {_explain(job)}")
+            raise EngineError(f"the first test job (two pods) failed: {_explain(job)}")
     except WaitTimeout as error:
         raise EngineError(
-            f"a first job of two pods did not start in {_FIRST_JOB_S:g} s: {_explain(job)}",
-            hint=f"check what pods need with: windlass doctor -e {job.ref.engine} --deep",
+            f"the first test job (two pods) did not start within {_FIRST_JOB_S:g} s: {_explain(job)}",
+            hint=f"run `windlass doctor -e {job.ref.engine} --deep` to check what pods need",
         ) from error
     finally:
         job.cancel(now=True)
@@ -164,10 +167,10 @@ def _remove_namespace(api: Api) -> None:
         lambda: not api.list(NAMESPACES, fields=f"metadata.name={name}"),
         timeout_s=_GONE_S,
         every_s=0.5,
-        say=lambda _: say(f"waiting for namespace {name} to be deleted"),
+        say=lambda _: print_notice(f"waiting for namespace {name} to be deleted"),
     )
     if not is_gone:
-        say(f"namespace {name} is still being deleted: kubectl get namespace {name}")
+        print_notice(f"namespace {name} is still being deleted: kubectl get namespace {name}")
 
 
 # -- settings ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 
 from windlass.client.jobs.live_view import LiveView, follow
 from windlass.client.jobs.run import prepare_job
-from windlass.client.terminal import say
+from windlass.client.terminal import print_notice
 from windlass.engines.engine_table import find_dialect
 from windlass.errors import JobNotFound, ProtocolError
 from windlass.kube.client.api import Api, connect
@@ -72,7 +72,7 @@ class TrainerClient:
             place = {"context": self._api.context, "namespace": self._api.namespace}
         self._names = JobNames(self._settings, **place)
         where = f" in namespace {self._api.namespace}" if self._api else ""
-        say(f"TrainerClient uses the engine {choice.engine}{where} ({choice.why})")
+        print_notice(f"TrainerClient uses the engine {choice.engine}{where} ({choice.why})")
 
     @property
     def engine(self) -> str:
@@ -150,7 +150,7 @@ class TrainerClient:
         if status.verdict is not None:
             from windlass.observe.explain import render_verdict
 
-            say(render_verdict(status))
+            print_notice(render_verdict(status))
 
     def wait_for_job_conditions(
         self,
@@ -228,7 +228,7 @@ class TrainerClient:
             except JobNotFound:  # removed in the meantime
                 continue
             except ProtocolError as error:  # for example, written by another version
-                say(f"skipping {known.name}: {error.message}")
+                print_notice(f"skipping {known.name}: {error.message}")
         return [job for job in jobs if runtime is None or job.runtime.name == runtime.name]
 
     def get_job_logs(
@@ -330,7 +330,7 @@ class TrainerClient:
                 job_id=self._names.choose_id(request.name),
             )
             for note in prepared.notes:
-                say(note)
+                print_notice(note)
             job, engine = start_when_gone(prepared)
         return self._names.add(request.name, job, engine)
 
@@ -366,7 +366,7 @@ class TrainerClient:
         patch, note = keep_present(image)
         if patch:
             flags["patch"] = patch
-            say(note)
+            print_notice(note)
 
 
 def _read_step(step: str, known: TrainerJob) -> int | None:

@@ -19,7 +19,7 @@ from windlass import names
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.job_ids import MAX_ID, is_made_from
 from windlass.client.jobs.run import Prepared
-from windlass.client.terminal import say
+from windlass.client.terminal import print_notice
 from windlass.engines.cluster.job_secret import read_cluster
 from windlass.engines.dialects.dialect import Dialect
 from windlass.engines.engine_table import as_engine, make_engine
@@ -161,13 +161,13 @@ def remove_job(known: TrainerJob, api: Api | None, dialect: Dialect | None) -> N
     job = known.job
     if not job.done():
         job.cancel(why="deleted by its client")
-        job.wait(_END_S, say=lambda _: say(f"waiting for {job.id} to end"))
+        job.wait(_END_S, say=lambda _: print_notice(f"waiting for {job.id} to end"))
     job.remove()
     if api is None or dialect is None:
         return
     is_gone = wait_until(lambda: _is_gone(job.id, api, dialect), timeout_s=_GONE_S, every_s=0.1)
     if not is_gone:
-        say(f"the cluster is still removing the objects of {job.id}")
+        print_notice(f"the cluster is still removing the objects of {job.id}")
 
 
 def start_when_gone(prepared: Prepared) -> tuple[Job, Engine]:

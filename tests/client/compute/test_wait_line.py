@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from windlass.client import terminal as module
-from windlass.client.terminal import WaitLine, say
+from windlass.client.terminal import WaitLine, print_notice
 
 ERASE = "\r\x1b[2K"
 
@@ -56,12 +56,12 @@ def test_pipe_gets_the_first_text_and_then_changes(monkeypatch):
     for _ in range(5):
         line.show("c: waiting for node 1")
     for _ in range(5):
-        line.show("c: waiting for node 1: each pod wants 8 GPUs")
+        line.show("c: waiting for node 1: each pod requests 8 GPUs")
     line.end()
     line.show("c: waiting for node 1")
     assert piped.getvalue().splitlines() == [
         "windlass: c: waiting for node 1",
-        "windlass: c: waiting for node 1: each pod wants 8 GPUs",
+        "windlass: c: waiting for node 1: each pod requests 8 GPUs",
         "windlass: c: waiting for node 1",
     ]
 
@@ -82,7 +82,7 @@ def test_a_terminal_has_one_line_that_is_rewritten(terminal, monkeypatch):
 def test_text_too_long_for_the_terminal_is_written_once_in_full(terminal, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal.stream)
     line = WaitLine()
-    message = f"c: {'each pod wants more than there is, ' * 4}".rstrip()
+    message = f"c: {'each pod requests more than there is, ' * 4}".rstrip()
     for _ in range(3):
         line.show(message, "ask for less")
     sent = terminal.read()
@@ -98,7 +98,7 @@ def test_other_lines_appear_above_it(terminal, monkeypatch):
     line = module.waiting_line
     line.show("c: waiting for node 1")
     terminal.read()
-    say("c: 1 -> 2 nodes")
+    print_notice("c: 1 -> 2 nodes")
     assert terminal.read() == f"{ERASE}windlass: c: 1 -> 2 nodes\r\n"
     line.show("c: waiting for node 1")
     assert terminal.read().startswith("windlass: c: waiting for node 1 (")

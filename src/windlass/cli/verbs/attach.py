@@ -22,7 +22,7 @@ from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.job import Job
 from windlass.client.jobs.live_view import LiveView, follow, render_status_line
 from windlass.client.jobs.port_forward import PortForward, check_open, find_here, read_ports
-from windlass.client.terminal import render_seconds, say
+from windlass.client.terminal import print_notice, render_seconds
 from windlass.errors import SpecError
 from windlass.observe.explain import exit_code_of
 from windlass.settings import read_duration
@@ -44,18 +44,20 @@ def attach(job_text: str) -> int:
         explain = explain_by(job.ref, settings)
         status = follow(job, LiveView(), lease=not before.detach, explain=explain)
     except KeyboardInterrupt:
-        say(_render_leaving(before))
+        print_notice(_render_leaving(before))
         return names.EXIT_INTERRUPTED
     sys.stdout.flush()
     if status.phase is Phase.SUCCEEDED:
-        say(f"{job.id} succeeded after {render_span(status.created_at_s, status.ended_at_s)}")
+        print_notice(
+            f"{job.id} succeeded after {render_span(status.created_at_s, status.ended_at_s)}"
+        )
     else:
         say_verdict(status)
     return exit_code_of(status)
 
 
 def _render_leaving(status: JobStatus) -> str:
-    end = f"windlass cancel {status.job_id} ends it"
+    end = f"`windlass cancel {status.job_id}` stops it"
     if status.detach:
         return f"left {status.job_id}; it keeps running, and {end}"
     return f"left {status.job_id}; it keeps running while its `windlass run` does, and {end}"
@@ -80,13 +82,13 @@ def wait(job_text: str, timeout: str | None, as_json: bool) -> int:
     try:
         status = job.wait(timeout_s, say=lambda waited_s: _say_waiting(job, waited_s))
     except KeyboardInterrupt:
-        say(f"no longer waiting for {job.id}")
+        print_notice(f"no longer waiting for {job.id}")
         return names.EXIT_INTERRUPTED
     if as_json:
         fields = {"phase": status.phase, "verdict": status.verdict}
         print_json({"job_id": job.id, "ref": str(job.ref), **fields})
     if status.phase is Phase.SUCCEEDED:
-        say(f"{job.id} succeeded")
+        print_notice(f"{job.id} succeeded")
     else:
         say_verdict(status)
     return exit_code_of(status)
@@ -101,7 +103,7 @@ def _read_timeout(text: str) -> float:
 
 def _say_waiting(job: Job, waited_s: float) -> None:
     line = render_status_line(job.status(), now_s=time.time())
-    say(f"waiting for {job.id}, {render_seconds(waited_s)} so far: {line}")
+    print_notice(f"waiting for {job.id}, {render_seconds(waited_s)} so far: {line}")
 
 
 @click.command("port-forward", cls=Verb)
@@ -111,7 +113,7 @@ def port_forward(job_text: str, port_text: str) -> int:
     """Forward PORT of this machine to the same port of node 0 of JOB, until Ctrl-C.
 
     LOCAL:PORT forwards another local port. JOB may be a compute. If the nodes are processes of this machine,
-    the address is printed and nothing is forwarded. The dashboard of Ray is port 8265.
+    the address is printed and nothing is forwarded. Ray's dashboard uses port 8265.
     """
     local_port, port = read_ports(port_text)
     job = find_job(job_text, load_settings())
@@ -121,7 +123,9 @@ def port_forward(job_text: str, port_text: str) -> int:
     check_open(job, port)
     with contextlib.closing(PortForward(job, port, local_port=local_port)) as forward:
         click.echo(forward.address)
-        say(f"forwarding {forward.address} to port {port} of node 0 of {job.id}; Ctrl-C stops")
+        print_notice(
+            f"forwarding {forward.address} to port {port} of node 0 of {job.id}; Ctrl-C stops"
+        )
         try:
             forward.serve()
         except KeyboardInterrupt:

@@ -10,8 +10,8 @@ from windlass.cli.show import print_json
 from windlass.cli.verb_table import Verb
 from windlass.client.jobs.find_jobs import find_job, list_jobs_here
 from windlass.client.jobs.job import Job
-from windlass.client.terminal import say
-from windlass.errors import EngineError, SpecError, WaitTimeout
+from windlass.client.terminal import print_notice
+from windlass.errors import EngineError, SpecError, WaitTimeout, count_noun
 from windlass.wire.states import RankState
 from windlass.wire.status import JobStatus
 
@@ -38,11 +38,11 @@ def cancel(job_texts: tuple[str, ...], now: bool, as_json: bool) -> int:
     try:
         ended = [_wait(job) for job in jobs]
     except KeyboardInterrupt:
-        say("no longer waiting; the ranks are still being stopped")
+        print_notice("no longer waiting; the ranks are still being stopped")
         return names.EXIT_INTERRUPTED
     for job, status in zip(jobs, ended, strict=True):
         already = " already" if before[job.id].is_final else ""
-        say(f"{job.id} is{already} {status.phase.value}")
+        print_notice(f"{job.id} is{already} {status.phase.value}")
     if as_json:
         print_json([{"job_id": status.job_id, "phase": status.phase} for status in ended])
     return names.EXIT_OK
@@ -52,12 +52,13 @@ def _wait(job: Job) -> JobStatus:
     try:
         return job.wait(_TIMEOUT_S, say=lambda waited_s: _say_waiting(job, waited_s))
     except WaitTimeout as error:
-        raise WaitTimeout(error.message, hint=f"windlass cancel --now {job.id}") from error
+        raise WaitTimeout(error.message, hint=f"run `windlass cancel --now {job.id}`") from error
 
 
 def _say_waiting(job: Job, waited_s: float) -> None:
     num_running = job.status().count(RankState.RUNNING)
-    say(f"waiting {waited_s:.0f} s for {num_running} rank(s) of {job.id} to stop; --now kills them")
+    ranks = count_noun(num_running, "rank")
+    print_notice(f"waiting {waited_s:.0f} s for {ranks} of {job.id} to stop; --now kills them")
 
 
 @click.command(cls=Verb)
@@ -87,7 +88,7 @@ def rm(job_texts: tuple[str, ...], ended: bool, as_json: bool) -> None:
         for job_id in jobs:
             click.echo(job_id)
     if not jobs:
-        say("there are no ended jobs on this machine")
+        print_notice("there are no ended jobs on this machine")
 
 
 def _has_ended(job: Job) -> bool:

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from windlass.cli.verb_table import Verb
-from windlass.client.terminal import is_terminal, say
+from windlass.client.terminal import is_terminal, print_notice
 
 _VARIABLE = "_WINDLASS_COMPLETE"
 _SHELLS: dict[str, type[ShellComplete]] = {
@@ -42,4 +42,4 @@ def completion(ctx: click.Context, shell: str) -> None:
     script = _SHELLS[shell](ctx.find_root().command, {}, "windlass", _VARIABLE).source()
     click.echo(script)
     if is_terminal(sys.stdout):
-        say(f"to use it: {_WHERE[shell]}")
+        print_notice(f"to use it: {_WHERE[shell]}")

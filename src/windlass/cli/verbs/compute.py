@@ -21,7 +21,7 @@ from windlass.client.compute.nodes.find_computes import (
     search_targets,
 )
 from windlass.client.compute.nodes.live_nodes import LiveNodes
-from windlass.client.terminal import one_line, say
+from windlass.client.terminal import one_line, print_notice
 from windlass.errors import SpecError, count_noun
 
 _WIDEST = 40
@@ -51,9 +51,9 @@ def ls(as_json: bool) -> None:
     print_table(header, [_make_row(living) for living in computes])
     for living in computes:
         if living.why:
-            say(f"{living.qualified_name}: {living.why}")
+            print_notice(f"{living.qualified_name}: {living.why}")
     if not computes:
-        say(
+        print_notice(
             "no compute is running; start one with windlass.Compute(...) in Python or windlass deploy"
         )
 
@@ -106,7 +106,7 @@ def calls(text: str, as_json: bool) -> None:
         [(call["id"], shorten(one_line(call["name"]), _WIDEST), call["state"]) for call in newest],
     )
     if not newest:
-        say(living.why or f"no calls on {living.name} yet")
+        print_notice(living.why or f"no calls on {living.name} yet")
 
 
 @compute.command(short_help="End computes with their calls and nodes.")
@@ -138,7 +138,7 @@ def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
         ]
         for _, living in there:
             if living.owner:
-                say(
+                print_notice(
                     f"{living.qualified_name} is not yours and is kept; end it with "
                     f"`windlass compute rm {living.qualified_name}`"
                 )
@@ -153,7 +153,7 @@ def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
     if as_json:
         print_json(sorted({one.ref.job_id for one in computes}))
     if not computes:
-        say("no compute is running")
+        print_notice("no compute is running")
 
 
 def _ask(computes: list[FoundCompute]) -> None:
@@ -189,4 +189,4 @@ def scale(text: str, num_nodes: int, as_json: bool) -> None:
     if as_json:
         print_json({"ref": str(living.ref), "num_nodes": num_nodes, "before": before.num_nodes})
     elif before.num_nodes == num_nodes:
-        say(f"{living.name} has {count_noun(num_nodes, 'node')} already")
+        print_notice(f"{living.name} has {count_noun(num_nodes, 'node')} already")

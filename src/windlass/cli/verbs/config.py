@@ -11,7 +11,7 @@ from windlass import __version__, names
 from windlass.cli.flags import json_option, load_settings
 from windlass.cli.show import print_json, print_table
 from windlass.cli.verb_table import NearGroup, Verb
-from windlass.client.terminal import say
+from windlass.client.terminal import print_notice
 from windlass.settings import SETTINGS, start_folder
 
 
@@ -70,7 +70,7 @@ def set_value(name: str, value: str) -> None:
 
     folder = start_folder()
     path = set_in_project(name.replace("-", "_"), value, folder, find_root(folder))
-    say(f"set {name} in {path}")
+    print_notice(f"set {name} in {path}")
 
 
 def _render(value: object) -> str:

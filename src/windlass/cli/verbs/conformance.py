@@ -11,7 +11,7 @@ from windlass import names
 from windlass.cli.flags import json_option
 from windlass.cli.show import print_json, shorten
 from windlass.cli.verb_table import Verb
-from windlass.client.terminal import clean, one_line, paint, say, wants_color
+from windlass.client.terminal import clean, one_line, paint, print_notice, wants_color
 from windlass.conformance.case_result import FAILED, PASSED, SKIPPED, CaseResult
 from windlass.settings import read_settings_here
 
@@ -30,7 +30,7 @@ class _Table:
 
     def begin(self, cases: list[str]) -> None:
         self._width = max(map(len, cases), default=0)
-        say(f"{len(cases)} cases")
+        print_notice(f"{len(cases)} cases")
         if not self._as_json and cases:
             header = f"{'CASE':<{self._width}}  RESULT   SECONDS  REASON"
             self._echo(paint(header, 1, color=wants_color(self._out)))
@@ -78,7 +78,7 @@ def conformance(
 ) -> int:
     """Run the contract tests on an engine, to check what Windlass promises on your own cluster.
 
-    Needs pytest: pip install 'windlass[conformance]'. Exits 1 if a case failed.
+    Needs pytest: `pip install 'windlass[conformance]'`. Exits 1 if a case failed.
     """
     from windlass.conformance.case_run import check_pytest, run_cases
 
@@ -109,4 +109,4 @@ def _sum_up(rows: list[CaseResult]) -> None:
     if rows:
         counts = Counter(row.result for row in rows)
         words = [f"{counts[result]} {result}" for result in _COLORS if counts[result]]
-        say(f"{', '.join(words)} in {sum(row.seconds for row in rows):.0f} s")
+        print_notice(f"{', '.join(words)} in {sum(row.seconds for row in rows):.0f} s")

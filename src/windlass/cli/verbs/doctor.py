@@ -11,7 +11,7 @@ from windlass import names, records
 from windlass.cli.flags import json_option
 from windlass.cli.show import print_json
 from windlass.cli.verb_table import Verb
-from windlass.client.terminal import clean, one_line, paint, say, wants_color
+from windlass.client.terminal import clean, one_line, paint, print_notice, wants_color
 from windlass.engines.engine_table import check_engine_name, has_pods
 from windlass.errors import SpecError
 from windlass.observe.doctor import Check, check_all
@@ -63,7 +63,7 @@ def doctor(as_json: bool, deep: bool, role: bool, **flags: str | None) -> int:
         _show_more(checks)
     fatal = [check.name for check in checks if check.is_fatal]
     if fatal:
-        say(f"jobs cannot run without: {', '.join(fatal)}")
+        print_notice(f"jobs cannot run without: {', '.join(fatal)}")
     return names.EXIT_ENGINE if fatal else names.EXIT_OK
 
 

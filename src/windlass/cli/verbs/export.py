@@ -1,6 +1,6 @@
 """`windlass export`: prints the objects that an engine would create.
 
-Private keys are left out unless the user asks for them, because exports end up in repositories.
+Private keys are omitted unless the user asks for them, because exports end up in repositories.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from windlass.cli.flags import export_options, given_flags, json_option
 from windlass.cli.prepare import SplitWords, TargetCommand, prepare_words
 from windlass.cli.show import print_json
 from windlass.client.jobs.run import Prepared
-from windlass.client.terminal import say
+from windlass.client.terminal import print_notice
 from windlass.engines.engine_table import only_exports
 from windlass.engines.protocol import Renderer
 from windlass.errors import SpecError
@@ -46,7 +46,7 @@ from windlass.settings import start_folder
     metavar="DIR",
     help="Write train-rdzv.yaml and stateful-set.yaml into DIR, for -e statefulset only",
 )
-@click.option("--with-keys", is_flag=True, help="Print private keys too")
+@click.option("--with-keys", is_flag=True, help="Include private keys")
 @json_option
 def export(
     words: SplitWords,
@@ -87,14 +87,16 @@ def _render(prepared: Prepared, *, with_keys: bool) -> list[dict[str, Any]]:
     if "keys" not in engine.can:
         return documents
     if not with_keys:
-        say("private keys are left out, so this cannot run; --with-keys includes them")
+        print_notice(
+            "private keys are omitted, so this will not run; add --with-keys to include them"
+        )
         return documents
     held = {name for document in documents for name in document.get("data", {})}
     for wanted in plan.inputs:
         if first_piece(wanted.name) not in held:
             raise SpecError(
                 f"{wanted.name} is too large for an export: {wanted.size_bytes:,} bytes",
-                hint="put the code into the image: --in-image /app/train.py; or use windlass run",
+                hint="put the code into the image: --in-image /app/train.py; or use `windlass run`",
             )
     return documents
 
@@ -106,7 +108,7 @@ def _write_split(engine: Renderer, documents: Sequence[dict[str, Any]], folder: 
     if not isinstance(engine, StatefulSetExport):
         raise SpecError(
             f"--split only works with the engine statefulset, not {engine.name}",
-            hint="add -e statefulset, or leave out --split and redirect the output to a file",
+            hint="add -e statefulset, or omit --split and redirect the output to a file",
         )
     paths = []
     try:
@@ -143,7 +145,7 @@ def _render_plain(prepared: Prepared, version: str) -> list[dict[str, Any]]:
 
     if prepared.plan.pod is None:
         raise SpecError(
-            f"--plain exports pods, but the engine {prepared.plan.engine} has none",
+            f"--plain needs an engine that runs pods, not {prepared.plan.engine}",
             hint="add -e kubernetes",
         )
     make_plain = load_plain(prepared.plan.engine, version)
@@ -167,7 +169,7 @@ def leave_out_keys(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             document = {**document, "data": data}
         kept.append(document)
     if left_out:
-        say(
+        print_notice(
             f"left out: {', '.join(left_out)}; pods will not start without them; --with-keys prints all"
         )
     return kept

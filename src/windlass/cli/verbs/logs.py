@@ -18,7 +18,7 @@ from windlass.cli.show import print_json_line
 from windlass.cli.verb_table import Verb
 from windlass.client.jobs.find_jobs import find_job
 from windlass.client.jobs.job import Job
-from windlass.client.terminal import clean, render_line, say, wants_color
+from windlass.client.terminal import clean, print_notice, render_line, wants_color
 from windlass.errors import SpecError
 from windlass.settings import read_duration
 from windlass.wire.log_lines import LogLine
@@ -143,10 +143,14 @@ def _settled(lines: Iterable[LogLine]) -> Iterator[LogLine]:
 
 def _say_nothing(job: Job, *, filtered: bool) -> None:
     if filtered:
-        say(f"no output of {job.id} matches")
+        print_notice(f"no output of {job.id} matches")
         return
     phase = job.status().phase
     if phase is Phase.ENDED:
-        say(f"the output of {job.id} can no longer be read; `windlass why {job.id}` explains it")
+        print_notice(
+            f"the output of {job.id} can no longer be read; `windlass why {job.id}` explains it"
+        )
     else:
-        say(f"{job.id} has written nothing{'' if phase.is_final else ' yet; -f waits for more'}")
+        print_notice(
+            f"{job.id} has written nothing{'' if phase.is_final else ' yet; -f waits for more'}"
+        )

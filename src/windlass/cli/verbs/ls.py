@@ -15,8 +15,8 @@ from windlass.cli.show import print_json, print_table, render_age, shorten
 from windlass.cli.verb_table import Verb
 from windlass.client.jobs.find_jobs import list_jobs
 from windlass.client.jobs.job import Job
-from windlass.client.terminal import one_line, say
-from windlass.errors import JobNotFound, WindlassError
+from windlass.client.terminal import one_line, print_notice
+from windlass.errors import JobNotFound, WindlassError, count_noun
 from windlass.spec.work import Calls
 from windlass.wire.states import RankState
 from windlass.wire.status import JobStatus, Progress
@@ -29,7 +29,7 @@ _UNKNOWN = "unknown"  # the phase of a job that does not answer
 
 
 @click.command(cls=Verb)
-@click.option("--all", "-a", "show_all", is_flag=True, help="List jobs that ended long ago too")
+@click.option("--all", "-a", "show_all", is_flag=True, help="Also list older finished jobs")
 @place_options
 @json_option
 def ls(show_all: bool, as_json: bool) -> None:
@@ -47,9 +47,11 @@ def ls(show_all: bool, as_json: bool) -> None:
     rows = [_make_row(status) for _, status in shown]
     print_table(header, [*((job.id, "-", _UNKNOWN, *"----") for job in silent), *rows])
     if not jobs and not silent:
-        say("no jobs here yet; windlass run train.py starts one")
+        print_notice("no jobs here yet; `windlass run train.py` starts one")
     elif len(shown) < len(jobs):
-        say(f"{len(jobs) - len(shown)} older jobs are not shown; windlass ls --all")
+        print_notice(
+            f"{len(jobs) - len(shown)} older jobs are not shown; `windlass ls --all` lists them"
+        )
 
 
 def _read_all(jobs: list[Job]) -> tuple[list[tuple[Job, JobStatus]], list[Job]]:
@@ -64,7 +66,7 @@ def _read_all(jobs: list[Job]) -> tuple[list[tuple[Job, JobStatus]], list[Job]]:
         if isinstance(status, JobStatus):  # otherwise it has been removed meanwhile
             answers.append((job, status))
     for job_id, why in sorted(silent.items()):
-        say(f"{job_id} is {_UNKNOWN}: {why}")
+        print_notice(f"{job_id} is {_UNKNOWN}: {why}")
     answers.sort(key=lambda pair: pair[1].created_at_s, reverse=True)
     return answers, [job for job in jobs if job.id in silent]
 
@@ -124,7 +126,7 @@ def _render_progress(progress: Progress) -> str:
 def _render_ranks(status: JobStatus) -> str:
     """Return the running and all ranks, the ranks of an ended job, or the nodes of a compute."""
     if status.work == Calls().label:
-        return f"{status.num_nodes} node{'s' * (status.num_nodes > 1)}"
+        return count_noun(status.num_nodes, "node")
     if status.phase.is_final:
         return str(status.num_ranks)
     return f"{status.count(RankState.RUNNING)}/{status.num_ranks}"

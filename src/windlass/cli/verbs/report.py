@@ -13,7 +13,7 @@ from windlass.cli.flags import complete_jobs, json_option, load_settings, place_
 from windlass.cli.show import print_json, print_table, render_short
 from windlass.cli.verb_table import Verb
 from windlass.client.jobs.find_jobs import find_job
-from windlass.client.terminal import say
+from windlass.client.terminal import print_notice
 from windlass.engines.engine_table import make_engine
 from windlass.errors import SpecError
 from windlass.observe.training_report import (
@@ -38,13 +38,13 @@ from windlass.observe.training_report import (
 @click.option("--png", metavar="FILE", help="Draw throughput and efficiency into this file")
 @json_option
 def report(places: tuple[str, ...], png: str | None, as_json: bool) -> None:
-    """Compare the throughput and efficiency of trainings.
+    """Compare the throughput and efficiency of training runs.
 
     Shows throughput, speed-up, efficiency against the ideal, MFU, waits and productive time. The ideal is the
     throughput of the smallest number of ranks, scaled to the number of ranks.
 
     Reads the metrics.jsonl that windlass.train writes into the folder of a run. A FOLDER may hold several
-    runs. For a JOB, its output folder is read. Rates leave out the first line of each start, which includes
+    runs. For a JOB, its output folder is used. Rates exclude the first line of each start, which includes
     compilation, if at least two more lines follow.
     """
     if png:
@@ -56,10 +56,10 @@ def report(places: tuple[str, ...], png: str | None, as_json: bool) -> None:
     else:
         _show(rows)
     for remark in find_remarks(rows):
-        say(remark)
+        print_notice(remark)
     if png:
         write_chart(rows, Path(png))
-        say(f"wrote {png}")
+        print_notice(f"wrote {png}")
 
 
 def _read(place: str) -> list[tuple[str, TrainingRow]]:

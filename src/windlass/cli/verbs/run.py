@@ -20,8 +20,8 @@ from windlass.cli.show import print_json, print_yaml, render_span
 from windlass.cli.verb_table import close_stdout
 from windlass.client.jobs.job import Interrupts, Job
 from windlass.client.jobs.run import Prepared
-from windlass.client.terminal import say
-from windlass.errors import SpecError
+from windlass.client.terminal import print_notice
+from windlass.errors import SpecError, count_noun
 from windlass.settings import Settings, read_settings_here
 from windlass.spec.work import Function
 from windlass.wire.status import JobStatus, Phase
@@ -36,7 +36,7 @@ _PLACE = ("engine", "namespace", "context")
 @setting_options
 @click.option("--detach", is_flag=True, help="Start the job, print its address and return")
 @click.option("--dry-run", is_flag=True, help="Print the plan and start nothing")
-@click.option("--quiet", "-q", is_flag=True, help="Show no logs and no progress")
+@click.option("--quiet", "-q", is_flag=True, help="Hide logs and progress")
 @json_option
 def run(
     words: SplitWords,
@@ -99,22 +99,24 @@ def _find_declaring(words: SplitWords, options: dict[str, Any]) -> str:
 def _deploy(script: str, flags: dict[str, Any]) -> int:
     from windlass.cli.verbs.deploy import deploy_script, set_place
 
-    say(f"{script} only declares app(...), so it is deployed, as with windlass deploy {script}")
+    print_notice(
+        f"{script} only declares app(...), so it is deployed, as with `windlass deploy {script}`"
+    )
     set_place(read_settings_here(flags))
     deploy_script(script)
     return names.EXIT_OK
 
 
 def _say_start(prepared: Prepared) -> None:
-    say(_render_start(prepared))
+    print_notice(_render_start(prepared))
     for note in prepared.notes:
-        say(note)
+        print_notice(note)
 
 
 def _render_start(prepared: Prepared) -> str:
     plan = prepared.plan
     num_nodes, num_procs = len(plan.nodes), plan.nodes[0].num_ranks
-    size = f"{num_nodes} node{'s' * (num_nodes > 1)} x {num_procs} proc{'s' * (num_procs > 1)}"
+    size = f"{count_noun(num_nodes, 'node')} x {count_noun(num_procs, 'proc')}"
     return f"{plan.job_id} on {plan.engine} ({prepared.settings.origin('engine')}), {size}"
 
 
@@ -124,8 +126,9 @@ def _show_detached(job: Job, *, as_json: bool, quiet: bool) -> None:
     else:
         click.echo(str(job.ref))
     if not quiet:
-        say(
-            f"it keeps running; windlass attach {job.id} shows it, windlass cancel {job.id} ends it"
+        print_notice(
+            f"{job.id} is running in the background. Run `windlass attach {job.id}` to watch it or "
+            f"`windlass cancel {job.id}` to stop it."
         )
 
 
@@ -171,6 +174,6 @@ def _show_end(
 
 def _render_success(status: JobStatus) -> str:
     took = render_span(status.created_at_s, status.ended_at_s)
-    ranks = f"{status.num_ranks} rank{'s' * (status.num_ranks > 1)}"
-    restarts = f", after {status.attempt} restart(s)" if status.attempt else ""
+    ranks = count_noun(status.num_ranks, "rank")
+    restarts = f", after {count_noun(status.attempt, 'restart')}" if status.attempt else ""
     return f"✓ job {status.job_id} succeeded in {took}: {ranks} done{restarts}"

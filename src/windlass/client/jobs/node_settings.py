@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass import names
-from windlass.client.terminal import say
+from windlass.client.terminal import print_notice
 from windlass.errors import SpecError
 from windlass.frameworks import python_ranks
 from windlass.frameworks.framework import Framework
@@ -77,9 +77,9 @@ def find_torch_image(version: str) -> str:
 
 @functools.cache
 def _say_image(image: str, version: str) -> None:
-    say(
+    print_notice(
         f"using image {image}, because torch {version} is installed here; "
-        "windlass config set image NAME:TAG sets another"
+        "`windlass config set image NAME:TAG` sets another"
     )
 
 

@@ -97,12 +97,12 @@ def run(
     quiet: show no logs (default: logs are shown as they arrive).
     """
     from windlass.client.jobs.live_view import LiveView, QuietView, follow
-    from windlass.client.terminal import say
+    from windlass.client.terminal import print_notice
 
     prepared = prepare_job(target, args, kwargs, detach=False, flags=settings)
     check_honored(prepared)
     for note in () if quiet else prepared.notes:
-        say(note)
+        print_notice(note)
     view = QuietView() if quiet else LiveView()
     with Interrupts() as interrupts:
         job = prepared.start()
@@ -126,12 +126,12 @@ def submit(
     args: arguments of a function, or command line words of a script or module.
     kwargs: keyword arguments of a function.
     """
-    from windlass.client.terminal import say
+    from windlass.client.terminal import print_notice
 
     prepared = prepare_job(target, args, kwargs, detach=True, flags=settings)
     check_honored(prepared)
     for note in describe_pretence(prepared.settings):
-        say(note)
+        print_notice(note)
     return prepared.start()
 
 

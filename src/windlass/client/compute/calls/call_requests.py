@@ -41,7 +41,7 @@ from windlass.client.jobs.target import (
     inspect_signature,
     unwrap_partial,
 )
-from windlass.client.terminal import say
+from windlass.client.terminal import print_notice
 from windlass.errors import BundleError, SpecError, count_noun
 from windlass.frameworks.framework import choose_framework
 from windlass.spec.node_resources import NodeSizes
@@ -191,7 +191,9 @@ class Requests:
         self._preload = self._choose_preload()
         if work.early and work.early not in _warned:
             _warned.add(work.early)
-            say(f"{work.name} runs in separate interpreters, without torch preloaded: {work.early}")
+            print_notice(
+                f"{work.name} runs in separate interpreters, without torch preloaded: {work.early}"
+            )
 
     @property
     def _node_procs(self) -> int:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 from windlass.client.compute.calls.call_requests import CallRequest
 from windlass.client.compute.nodes.compute_connection import Connection
 from windlass.client.jobs.job import load_error, make_failure
-from windlass.client.terminal import say, waiting_line
+from windlass.client.terminal import print_notice, waiting_line
 from windlass.errors import JobNotFound, NodeLost, ProtocolError, RemoteError, WaitTimeout
 from windlass.wire import payloads
 from windlass.wire.blocking_link import ConnectionBroken, Received
@@ -333,7 +333,7 @@ class ClientCall:
         self._request.must_make |= message.make
         if message.make and self._request.was_made and self._request.profile is not None:
             name = self._request.profile.name
-            say(f"{name}: the processes with the object have ended; creating it again")
+            print_notice(f"{name}: the processes with the object have ended; creating it again")
         if self._request.must_make and self._request.constructor is None:
             raise NodeLost(
                 "the object was lost when its processes ended",
@@ -364,7 +364,7 @@ class ClientCall:
         self._on_log(message.rank, bytes(body))
 
     def _print_line(self, message: CallSaid, _body: bytes) -> None:
-        say(message.line)
+        print_notice(message.line)
 
     def _take_part(self, message: PayloadPart, body: bytes) -> None:
         self._payloads.setdefault(message.payload, bytearray()).extend(body)

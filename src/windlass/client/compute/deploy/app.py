@@ -28,7 +28,7 @@ from windlass.client.jobs.launcher_size import check_num_nodes, read_num_nodes
 from windlass.client.jobs.run import Prepared, current_folder, prepare_target
 from windlass.client.jobs.target import WorkTarget
 from windlass.client.keywords import APP, show_keywords
-from windlass.client.terminal import say
+from windlass.client.terminal import print_notice
 from windlass.engines.protocol import Engine
 from windlass.errors import JobNotFound, SpecError, count_noun
 from windlass.records import to_json
@@ -125,17 +125,17 @@ class App:
         if running is not None and not replace:
             raise SpecError(
                 f"the app {self.name} is already running as {running.ref}",
-                hint=f"app.deploy(replace=True) ends it first; windlass cancel {running.id} ends it",
+                hint=f"app.deploy(replace=True) ends it first; `windlass cancel {running.id}` stops it",
             )
         prepared = self._prepare(wanted)
         wanted.ensure_volumes(self.replicas)
         if running is not None:
             running.cancel(why=f"{self.name} is deployed again")
-            running.wait(END_S, say=lambda _: say(f"waiting for {running.id} to end"))
+            running.wait(END_S, say=lambda _: print_notice(f"waiting for {running.id} to end"))
         self._job = prepared.start(hidden=wanted.hidden)
         where = wanted.where
         nodes = count_noun(self.replicas, "node")
-        say(f"{self.name} is {self._job.ref} on {nodes} ({where.engine}: {where.why})")
+        print_notice(f"{self.name} is {self._job.ref} on {nodes} ({where.engine}: {where.why})")
         return self._job
 
     @property

@@ -29,7 +29,7 @@ from windlass.client.jobs.job_ids import make_job_id
 from windlass.client.jobs.node_settings import forget_own_python, make_pod
 from windlass.client.jobs.packing import TRAIN_ARCHIVE
 from windlass.client.jobs.run import current_folder
-from windlass.client.terminal import say
+from windlass.client.terminal import print_notice
 from windlass.engines.engine_table import make_compute_engine
 from windlass.engines.protocol import ComputeEngine
 from windlass.errors import SpecError
@@ -94,7 +94,7 @@ class ResolvedCompute:
         api = connect(context=self.settings.context, namespace=self.settings.namespace)
         for volume in self.volumes:
             for sentence in volume.ensure(api, num_nodes):
-                say(sentence)
+                print_notice(sentence)
 
     def compare_env(self, there: Mapping[str, str]) -> dict[str, str | None]:
         """Return the changes for nodes that were planned with `there`. None removes a variable."""

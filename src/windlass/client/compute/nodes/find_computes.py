@@ -34,7 +34,7 @@ from windlass.client.compute.nodes.compute_spec import (
 )
 from windlass.client.compute.nodes.engine_choice import choose_where
 from windlass.client.jobs.job_ids import is_made_from
-from windlass.client.terminal import say
+from windlass.client.terminal import print_notice
 from windlass.engines.engine_table import make_compute_engine, make_engine
 from windlass.engines.protocol import ComputeEngine, JobRef
 from windlass.errors import JobNotFound, KeysReplaced, SpecError, WindlassError, count_noun
@@ -276,7 +276,7 @@ class NodeDiscovery:
                 f"{self._name} has unfinished calls, but its nodes must be replaced ({change})",
                 hint=f"wait for its calls, run `windlass compute rm {self._name}`, or use another name=",
             )
-        say(
+        print_notice(
             f"{self._name}: replacing its nodes, because some settings cannot change in place ({change})"
         )
         end_job(self._wanted, ref)

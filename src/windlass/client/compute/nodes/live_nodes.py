@@ -22,7 +22,7 @@ from windlass.client.compute.nodes.distribution import Distribution
 from windlass.client.compute.nodes.find_computes import NodeDiscovery, end_job
 from windlass.client.compute.nodes.node_repair import NodeRepair, StartWait
 from windlass.client.jobs.run import describe_pretence
-from windlass.client.terminal import say, waiting_line
+from windlass.client.terminal import print_notice, waiting_line
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, JobNotFound, ProtocolError, WindlassError, count_noun
 from windlass.spec.pod_spec import PodSize
@@ -119,12 +119,12 @@ class LiveNodes:
             return False
         ref, is_own = live
         if not is_own:
-            say(f"{self.qualified_name}: using its live nodes as they are ({ref})")
+            print_notice(f"{self.qualified_name}: using its live nodes as they are ({ref})")
             self.adopt(ref)
             return True
         self._settle(ref)
         self._configure(ref)
-        say(f"{self.name}: using its live nodes ({ref})")
+        print_notice(f"{self.name}: using its live nodes ({ref})")
         return True
 
     def adopt(self, ref: JobRef) -> None:
@@ -145,9 +145,9 @@ class LiveNodes:
             workers=self._workers if num_nodes > 1 else None,
         )
         word = count_noun(num_nodes, "node")
-        say(f"{self.name}: starting {word} ({wanted.where.engine}: {wanted.where.why})")
+        print_notice(f"{self.name}: starting {word} ({wanted.where.engine}: {wanted.where.why})")
         for note in describe_pretence(wanted.settings):
-            say(f"{self.name}: {note}")
+            print_notice(f"{self.name}: {note}")
         ref = wanted.engine.submit(plan, None, None, hidden=wanted.hidden)
         if self._workers and num_nodes > 1:
             wanted.engine.grow(ref, (), num_nodes, workers=self._workers)
@@ -197,9 +197,9 @@ class LiveNodes:
         before, there = scale_to(ask_lead, grow, num_nodes)
         self.num_nodes = max(there, num_nodes) if at_least else there
         if before != there:
-            say(f"{self.name}: {before} -> {there} nodes; node 0 stays")
+            print_notice(f"{self.name}: {before} -> {there} nodes; node 0 stays")
         if there != num_nodes and not at_least:
-            say(f"{self.name}: another client requested {there} nodes at the same time")
+            print_notice(f"{self.name}: another client requested {there} nodes at the same time")
 
     def _here(self) -> JobRef:
         if self.ref is None:
@@ -263,7 +263,7 @@ class LiveNodes:
             raise JobNotFound(
                 f"the nodes of {self.name} are gone", hint="deploy it again, or .to(compute) again"
             )
-        say(f"{self.name}: its nodes are gone, starting new ones")
+        print_notice(f"{self.name}: its nodes are gone, starting new ones")
         if not self.is_remote and self.ref is not None:
             remove_spills(self.ref.job_id)  # a lead that was killed could not remove them
         num_nodes, self.ref, self.num_nodes = self.num_nodes, None, 0

@@ -14,7 +14,7 @@ from windlass.client.compute.nodes.compute_connection import ask_at
 from windlass.client.compute.nodes.compute_keywords import speak_python
 from windlass.client.compute.nodes.compute_spec import ResolvedCompute
 from windlass.client.compute.nodes.find_computes import IdleComputes, remove_by_call
-from windlass.client.terminal import say, waiting_line
+from windlass.client.terminal import print_notice, waiting_line
 from windlass.engines.protocol import JobRef
 from windlass.errors import EngineError, WindlassError
 from windlass.kube.diagnosis.blocker import CONDITION
@@ -131,7 +131,7 @@ class NodeRepair:
         lost = {node.index for node in engine.status(ref).nodes if node.state == NodeState.LOST}
         missing = [i for i in range(info.nodes) if i not in info.here and i in lost]
         if missing:
-            say(
+            print_notice(
                 f"{self._name}: restarting node{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
             )
             engine.grow(ref, missing, info.nodes, hidden=self._wanted.hidden)
