@@ -64,8 +64,8 @@ def test_neither_half_with_its_own_lead_continues(tmp_path):
         far = [ground.relays[index] for index in (2, 3)]
         ground.sever(2, 3)
         other = replace(ground, 1)
-        for line in far:  # these agents now reach the new lead
-            line.divert(other.port)
+        for relay in far:  # these agents now reach the new lead
+            relay.divert(other.port)
         for one in (lead, other):
             wait_for(
                 lambda one=one: has_message(one), f"{one.name} reports that it has only half", 60
@@ -82,11 +82,11 @@ def test_neither_half_with_its_own_lead_continues(tmp_path):
 def test_only_the_larger_part_continues(tmp_path, far):
     with open_ground(tmp_path, min_nodes=1) as ground:
         lead = ground.start_all()
-        lines = [ground.relays[index] for index in far]
+        relays = [ground.relays[index] for index in far]
         ground.sever(*far)
         other = replace(ground, *({1, 2, 3} - set(far)))
-        for line in lines:
-            line.divert(other.port)
+        for relay in relays:
+            relay.divert(other.port)
         larger, smaller = (other, lead) if len(far) == 3 else (lead, other)
         ground.wait_for_ranks(1, 3)
         wait_for(lambda: has_message(smaller), "the smaller part reports why it waits", 60)
@@ -145,8 +145,8 @@ def test_stopped_node_says_farewell_to_the_current_lead(tmp_path):
         near, far = ground.relays[1], [ground.relays[index] for index in (2, 3)]
         ground.sever(2, 3)
         other = replace(ground, 1)
-        for line in far:
-            line.divert(other.port)
+        for relay in far:
+            relay.divert(other.port)
         wait_for(lambda: has_message(other), "the other lead reports that it has only half", 60)
         ground.relays[0].target = near.target = other.port  # the network heals
         near.sever()
@@ -196,8 +196,8 @@ def test_farewell_names_later_attempts(tmp_path):
             ground.start(f"{index}-again", index)
         ground.wait_for_ranks(1, 4, 60)
         other = replace(ground, 1)
-        for line in far:  # these agents now reach the new lead
-            line.divert(other.port)
+        for relay in far:  # these agents now reach the new lead
+            relay.divert(other.port)
         wait_for(lambda: has_message(other), "the other lead reports that it has only half", 60)
         near.sever()
         near.divert(other.port)

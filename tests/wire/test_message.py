@@ -80,8 +80,8 @@ def test_omitted_field_is_not_sent_and_has_its_default():
     assert order.to_header() == {"type": "stop", "world": 1, "now": True, "signal": 9}
     assert order.within_s is None
     assert order == EndWorld(world=1, now=True, signal=9, within_s=None)
-    assert not order.says("within_s")
-    assert ConfigureCompute.read({"ttl_s": None}).says("ttl_s")
+    assert not order.has_field("within_s")
+    assert ConfigureCompute.read({"ttl_s": None}).has_field("ttl_s")
 
 
 def test_a_message_cannot_be_changed():

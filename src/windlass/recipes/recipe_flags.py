@@ -13,7 +13,7 @@ from typing import Any
 
 from windlass import names
 from windlass.errors import EngineError, SpecError
-from windlass.train.trainer.trainer_options import TrainerOptions, describe_flags, is_help_asked
+from windlass.train.trainer.trainer_options import TrainerOptions, describe_flags, is_help_requested
 
 RUN_ID = {"run_id": "run"}  # torchrun consumes --run itself, wherever it appears
 OUT_CLAIM = "/out"  # where the guides mount a claim for outputs
@@ -27,7 +27,7 @@ def end_with_help(
     hidden: Collection[str] = (),
 ) -> None:
     """Print the program's description and its flags with defaults, then exit, if help was requested."""
-    if is_help_asked(words):
+    if is_help_requested(words):
         sys.stdout.write(f"{about or ''}\n{describe_flags(options_type, {}, hidden=hidden)}")
         raise SystemExit(0)
 
@@ -102,5 +102,5 @@ def import_or_explain(library: str, extra: str) -> None:
             raise
         raise SpecError(
             f"{library} is not installed here",
-            hint=f"pip install '{extra}', or use an image that has it",
+            hint=f"run `pip install '{extra}'`, or use an image that has it",
         ) from error

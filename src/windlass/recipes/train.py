@@ -56,7 +56,7 @@ class SmokeOptions(TrainerOptions):
 
 
 class SmokeTrainer(TorchTrainer):
-    """Trainer of a classifier that finds the centre around which a point was drawn."""
+    """Trainer of a classifier that finds the center around which a point was drawn."""
 
     options_type = SmokeOptions
     options: SmokeOptions
@@ -78,7 +78,7 @@ class SmokeTrainer(TorchTrainer):
 
 
 def make_data(options: SmokeOptions) -> tuple[TensorDataset, TensorDataset]:
-    """Return points around one centre per class. They depend only on the seed, so all ranks agree."""
+    """Return points around one center per class. They depend only on the seed, so all ranks agree."""
     if min(options.samples, options.features, options.classes) < 1:
         raise SpecError(
             "samples, features and classes must be at least 1",

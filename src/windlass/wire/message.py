@@ -71,7 +71,7 @@ class Message:
         """Return the fields that were given, by name."""
         return self.__dict__
 
-    def says(self, name: str) -> bool:
+    def has_field(self, name: str) -> bool:
         """Return whether a field was given, even as None."""
         return name in self.__dict__
 

@@ -41,7 +41,7 @@ def serve(address, port, tell):
             guest.close()
 
 
-def share(told, name_part):
+def share(variables, name_part):
     import os
 
     os.environ["DUO_PART"] = name_part()

@@ -9,7 +9,7 @@ from scripted_peers import PROJECT, CodeFolder, make_profile, serve_calls
 
 from windlass.bundle.archive import extract
 from windlass.bundle.manifest import EMPTY
-from windlass.wire.messages.calls import CallAgain, CallQueued, EndCall
+from windlass.wire.messages.calls import CallQueued, EndCall, RepeatCall
 from windlass.wire.messages.computes import CodeSynced, ForkWorld, RunCall, SyncCode
 from windlass.wire.status import FailureKind
 
@@ -36,7 +36,7 @@ def test_missing_code_is_requested(code):
     async def story(compute):
         client = await compute.visit()
         call = client.call(make_code_profile(code))
-        again = await client.hear(CallAgain, id=call)
+        again = await client.hear(RepeatCall, id=call)
         assert (again.has, again.make) == (EMPTY.digest, False)
         client.say(*code.render())
         client.call(make_code_profile(code), again=call)
@@ -59,7 +59,7 @@ def test_known_code_is_not_sent_again_by_any_client(code):
         await send_code_and_run(compute, client, sync, code)
         for one in (client, other):
             run = await compute.run(one, make_code_profile(code))
-            assert one.find(CallAgain, id=run.call) == []
+            assert one.find(RepeatCall, id=run.call) == []
         assert len(compute.nodes[1].find(SyncCode)) == 1
 
     serve_calls(story)
@@ -112,7 +112,7 @@ def test_difference_from_an_unknown_base_is_requested_again(code):
         code.write(work="x = 3\n")
         stale.say(*code.render(unknown))
         call = stale.call(make_code_profile(code))
-        assert (await stale.hear(CallAgain, id=call)).has == here
+        assert (await stale.hear(RepeatCall, id=call)).has == here
         stale.say(*code.render())
         stale.call(make_code_profile(code), again=call)
         (await compute.given(call)).finish()
@@ -217,7 +217,7 @@ def test_code_of_a_cancelled_waiting_call_is_requested_again(code):
         await client.end_of(cancelled)
         assert (await client.info()).projects == {}
         call = client.call(make_code_profile(code))
-        assert (await client.hear(CallAgain, id=call)).has == EMPTY.digest
+        assert (await client.hear(RepeatCall, id=call)).has == EMPTY.digest
         client.say(*code.render())
         client.call(make_code_profile(code), again=call)
         await client.hear(CallQueued, id=call)
@@ -236,7 +236,7 @@ def test_damaged_code_is_requested_again(code):
         client.say(order, body[: len(body) // 2])
         assert (await client.end_of(client.call(make_code_profile(code)))).state == "failed"
         call = client.call(make_code_profile(code))
-        assert (await client.hear(CallAgain, id=call)).has == EMPTY.digest
+        assert (await client.hear(RepeatCall, id=call)).has == EMPTY.digest
         client.say(order, body)
         client.call(make_code_profile(code), again=call)
         (await compute.given(call)).finish()
@@ -261,6 +261,6 @@ def test_code_of_a_waiting_call_is_not_requested_again(code):
             run = await compute.given(call)
         run.finish()
         assert (await other.end_of(second)).state == "returned"
-        assert other.find(CallAgain) == []
+        assert other.find(RepeatCall) == []
 
     serve_calls(story)

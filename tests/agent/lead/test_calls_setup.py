@@ -6,7 +6,7 @@ from scripted_peers import make_profile, serve_calls
 
 from windlass.spec.work import PipStep
 from windlass.wire.messages.calls import (
-    CallSaid,
+    CallNotice,
     CallWaiting,
     ComputeInfo,
     ConfigureCompute,
@@ -40,7 +40,7 @@ def test_call_waits_for_the_setup_and_its_client_gets_the_output():
         order = await node.hear(SetUpNode)
         assert (await client.hear(CallWaiting, id=call)).what == "setting up nodes"
         node.say(SettingUp(line="installing x"))
-        assert (await client.hear(CallSaid, id=call)).line == "node 1: installing x"
+        assert (await client.hear(CallNotice, id=call)).line == "node 1: installing x"
         assert compute.nodes[0].find(RunCall) == []
         node.say(NodeSetUp(digest=order.digest))
         (await compute.given(call)).finish()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scripted_peers import make_profile, serve_calls
 
-from windlass.wire.messages.calls import CallAgain, ComputeInfo, ScaleNodes
+from windlass.wire.messages.calls import ComputeInfo, RepeatCall, ScaleNodes
 from windlass.wire.messages.computes import ForkWorld, MakeObject, RunCall
 from windlass.wire.messages.jobs import EndAgent
 from windlass.wire.messages.worlds import EndWorld
@@ -111,7 +111,7 @@ def test_unknown_ranks_fail_the_call_and_the_next_one_runs():
         end = await client.end_of(client.call(make_profile(ranks=[7])))
         assert end.state == "failed"
         assert end.verdict.kind is FailureKind.START_FAILED
-        assert "ranks=[7] cannot be chosen from 2 rank(s)" in end.verdict.message
+        assert "ranks=[7]: the compute has only 2 ranks" in end.verdict.message
         await compute.run(client)
 
     serve_calls(story)
@@ -184,7 +184,7 @@ def test_an_object_is_made_once_and_then_called():
     async def story(compute):
         client = await compute.visit()
         call = client.call(OBJECT)
-        assert (await client.hear(CallAgain, id=call)).make
+        assert (await client.hear(RepeatCall, id=call)).make
         make_and_call(client, call)
         run = await compute.given(call)
         for node in compute.nodes.values():
@@ -229,7 +229,7 @@ def test_object_lost_with_its_ranks_is_requested_again():
         run.lose(1, given="first", answered="first")
         await compute.nodes[1].hear(MakeObject)
         call = client.call(OBJECT)
-        assert (await client.hear(CallAgain, id=call)).make
+        assert (await client.hear(RepeatCall, id=call)).make
         make_and_call(client, call)
         again = await compute.given(call)
         assert again.world != run.world
@@ -251,7 +251,7 @@ def test_object_lost_while_a_call_waits_is_requested_at_its_turn():
         await client.info()
         kept.lose(1, given="first", answered="first")
         other.finish()
-        assert (await client.hear(CallAgain, id=call)).make
+        assert (await client.hear(RepeatCall, id=call)).make
         make_and_call(client, call)
         (await compute.given(call)).finish()
         assert (await client.end_of(call)).state == "returned"

@@ -44,10 +44,10 @@ def test_node_0_opens_the_others_join_and_then_the_one_rank_starts(tmp_path):
     first, *others, start = (order for _, order in nodes.orders)
     assert (first["cluster"].joins, first["cluster"].size) == (False, SIZES.first)
     for order in others:
-        told = order["cluster"]
-        assert (told.joins, told.size, told.num_nodes) == (True, SIZES.others, 3)
+        cluster = order["cluster"]
+        assert (cluster.joins, cluster.size, cluster.num_nodes) == (True, SIZES.others, 3)
         assert (order["address"], order["port"]) == (AT["address"], AT["port"])
-        assert told.secret == first["cluster"].secret
+        assert cluster.secret == first["cluster"].secret
     assert len(start["secret"]) == 64
     assert start["secret"] == first["cluster"].secret
     assert (start["address"], start["port"], start["has_store"]) == ("127.0.0.2", 6379, True)
@@ -94,8 +94,8 @@ def test_worker_that_cannot_be_restarted_is_reported(tmp_path):
 
     status, _ = lead_through(tmp_path, acts, **RAY)
     assert status.phase is Phase.SUCCEEDED
-    told = [one.message for one in status.conditions if one.reason == "ClusterNodeLost"]
-    assert "job-1-node-1 is missing: no room for its objects" in told
+    messages = [one.message for one in status.conditions if one.reason == "ClusterNodeLost"]
+    assert "job-1-node-1 is missing: no room for its objects" in messages
 
 
 def test_node_that_joins_a_stopping_attempt_must_close_its_cluster(tmp_path):
@@ -174,8 +174,8 @@ def test_in_pods_workers_start_beside_the_head_and_the_rank_waits(tmp_path):
 
     status, nodes = lead_through(tmp_path, acts, address=POD, **RAY)
     assert status.phase is Phase.SUCCEEDED
-    told = [o for i, o in nodes.orders if i and o["type"] == "open_store"]
-    assert [(order["address"], order["port"]) for order in told] == [(POD, 6379)] * 2
+    orders = [o for i, o in nodes.orders if i and o["type"] == "open_store"]
+    assert [(order["address"], order["port"]) for order in orders] == [(POD, 6379)] * 2
 
 
 def test_in_pods_workers_are_closed_if_the_head_cannot_start(tmp_path):
@@ -318,7 +318,7 @@ def test_call_fails_if_a_node_cannot_start_its_process():
     async def story(compute):
         accept_stores(compute)
         compute.nodes[1].acts[OpenStore] = lambda order: StoreReady(
-            number=order.number, port=0, error="node 1 needs 1 GPU(s) but has 0"
+            number=order.number, port=0, error="node 1 needs 1 GPU but has 0"
         )
         client = await compute.visit()
         verdict = (await client.end_of(client.call(CALL))).verdict

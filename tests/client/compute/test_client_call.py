@@ -14,16 +14,16 @@ from windlass.errors import NodeLost, RankFailed, RemoteError, WaitTimeout
 from windlass.wire.messages.calls import (
     AskCall,
     CallAccepted,
-    CallAgain,
     CallEnded,
+    CallNotice,
     CallPrinted,
     CallQueued,
     CallResult,
     CallResults,
-    CallSaid,
     CallStarted,
     CallWaiting,
     EndCall,
+    RepeatCall,
 )
 from windlass.wire.messages.computes import CallAnswer, MakeObject, SyncCode
 from windlass.wire.messages.jobs import Acknowledged
@@ -105,7 +105,7 @@ def test_output_of_ranks_and_of_the_lead_reaches_the_user(capsys):
         connection.welcome()
         connection.hear_call()
         connection.say(CallPrinted(id=CALL, rank=3), b"printed\n")
-        connection.say(CallSaid(id=CALL, line="node 1: installing"))
+        connection.say(CallNotice(id=CALL, line="node 1: installing"))
         connection.give(None)
         connection.hear_end()
 
@@ -197,7 +197,7 @@ def test_detached_call_is_released_after_acceptance():
         connection.welcome()
         connection.hear_call()
         connection.say(CallAccepted(id="another"))
-        connection.say(CallAgain(id=CALL, has="digest-1"))
+        connection.say(RepeatCall(id=CALL, has="digest-1"))
         connection.hear(AskCall)
         connection.say(CallAccepted(id=CALL))
         connection.hear_end()
@@ -224,7 +224,7 @@ def test_code_is_sent_before_the_call_and_again_from_the_leads_version():
         order, body = connection.hear_whole(SyncCode)
         assert (order.base, body) == ("digest-0", b"from digest-0")
         connection.hear_call()
-        connection.say(CallAgain(id=CALL, has="digest-1"))
+        connection.say(RepeatCall(id=CALL, has="digest-1"))
         order, body = connection.hear_whole(SyncCode)
         assert (order.base, body) == ("digest-1", b"from digest-1")
         assert connection.hear(AskCall).id == CALL
@@ -242,7 +242,7 @@ def test_object_is_sent_on_request(capsys):
     def lead(connection):
         connection.welcome()
         connection.hear_call()
-        connection.say(CallAgain(id=CALL, make=True))
+        connection.say(RepeatCall(id=CALL, make=True))
         order, body = connection.hear_whole(MakeObject)
         assert (order.sizes, body) == ([5, 4], b"classargs")
         connection.hear(AskCall)
@@ -263,7 +263,7 @@ def test_object_that_cannot_be_created_is_lost():
     def lead(connection):
         connection.welcome()
         connection.hear_call()
-        connection.say(CallAgain(id=CALL, make=True))
+        connection.say(RepeatCall(id=CALL, make=True))
         connection.hear_end()
 
     with scripted(lead) as home:

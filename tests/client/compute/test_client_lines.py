@@ -16,12 +16,12 @@ from windlass.wire.messages.calls import (
     AskCall,
     AttendCall,
     CallAccepted,
-    CallAgain,
     CallEnded,
     CallForgotten,
     CallResult,
     CallUnknown,
     LeadEnding,
+    RepeatCall,
     SetProfile,
 )
 from windlass.wire.messages.link import Refused
@@ -42,7 +42,7 @@ def test_connection_that_breaks_while_repeating_a_call_is_replaced():
         connection.welcome()
         connection.hear(SetProfile)
         connection.hear(AskCall)
-        connection.say(CallAgain(id=CALL, has="digest-1"))
+        connection.say(RepeatCall(id=CALL, has="digest-1"))
         connection.socket.close()
         has_broken.set()
 

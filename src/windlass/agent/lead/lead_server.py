@@ -57,7 +57,7 @@ from windlass.wire.messages.jobs import (
     FilesHere,
     HoldLease,
     InputsReady,
-    InputsWanted,
+    InputsRequest,
     JoinLead,
     NodeLeaving,
 )
@@ -379,7 +379,7 @@ class LeadServer:
         try:
             if hello.role == NODE and hello.farewell is not None:
                 self._lead.record_permanent_exit(hello.farewell, hello.memory)
-            elif hello.role == NODE and hello.says("asks_index"):
+            elif hello.role == NODE and hello.has_field("asks_index"):
                 self._give_index(link, hello)
             elif hello.role == NODE:
                 await self._take_node(link, hello)
@@ -400,7 +400,7 @@ class LeadServer:
 
     def _has_index(self, link: Link, index: int, hello: Hello) -> bool:
         """Return whether an agent holds `index`. True if the lead does not assign indexes."""
-        if not hello.says("agent"):
+        if not hello.has_field("agent"):
             return True
         self._indexes.record_lead(hello.last_lead)
         has_it = self._indexes.claim(index, hello.agent)
@@ -461,7 +461,7 @@ class LeadServer:
         client.hold_lease(hello.lease)
         try:
             if hello.has is not None:
-                link.send(InputsWanted(inputs=not self._inputs.is_ready))
+                link.send(InputsRequest(inputs=not self._inputs.is_ready))
                 sender = Sender(self._context.folder, is_from_lead, has=hello.has)
                 self._readers[link] = FolderSender(link, sender)
                 self._had_reader = True
@@ -567,7 +567,7 @@ class EndedJob:
         if hello.role == NODE:
             link.send(EndAgent())
             return
-        link.send(InputsWanted(inputs=False))
+        link.send(InputsRequest(inputs=False))
         sender = FolderSender(link, Sender(self._folder, is_from_lead, has=hello.has or {}))
         heart = asyncio.ensure_future(beat(link))
         link.watch(READER_SILENCE_S)

@@ -48,7 +48,7 @@ class PartStore:
         key, file = getattr(message, "payload", ""), getattr(message, "file", "")
         if key:
             return message.replaced(file=self.claim(key), payload="", is_ours=True)
-        if message.says("is_ours") or (file and self._is_far):
+        if message.has_field("is_ours") or (file and self._is_far):
             return message.replaced(file="" if self._is_far else file, is_ours=False)
         return message
 

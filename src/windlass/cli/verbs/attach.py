@@ -80,7 +80,7 @@ def wait(job_text: str, timeout: str | None, as_json: bool) -> int:
     timeout_s = None if timeout is None else _read_timeout(timeout)
     job = find_job(job_text, load_settings())
     try:
-        status = job.wait(timeout_s, say=lambda waited_s: _say_waiting(job, waited_s))
+        status = job.wait(timeout_s, say=lambda waited_s: _print_waiting(job, waited_s))
     except KeyboardInterrupt:
         print_notice(f"no longer waiting for {job.id}")
         return names.EXIT_INTERRUPTED
@@ -101,7 +101,7 @@ def _read_timeout(text: str) -> float:
         raise SpecError(f"--timeout: {error.message}", hint=error.hint) from error
 
 
-def _say_waiting(job: Job, waited_s: float) -> None:
+def _print_waiting(job: Job, waited_s: float) -> None:
     line = render_status_line(job.status(), now_s=time.time())
     print_notice(f"waiting for {job.id}, {render_seconds(waited_s)} so far: {line}")
 

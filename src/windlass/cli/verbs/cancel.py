@@ -50,12 +50,12 @@ def cancel(job_texts: tuple[str, ...], now: bool, as_json: bool) -> int:
 
 def _wait(job: Job) -> JobStatus:
     try:
-        return job.wait(_TIMEOUT_S, say=lambda waited_s: _say_waiting(job, waited_s))
+        return job.wait(_TIMEOUT_S, say=lambda waited_s: _print_waiting(job, waited_s))
     except WaitTimeout as error:
         raise WaitTimeout(error.message, hint=f"run `windlass cancel --now {job.id}`") from error
 
 
-def _say_waiting(job: Job, waited_s: float) -> None:
+def _print_waiting(job: Job, waited_s: float) -> None:
     num_running = job.status().count(RankState.RUNNING)
     ranks = count_noun(num_running, "rank")
     print_notice(f"waiting {waited_s:.0f} s for {ranks} of {job.id} to stop; --now kills them")

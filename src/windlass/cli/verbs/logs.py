@@ -62,7 +62,9 @@ def logs(
     lines = job.logs(follow=follow, rank=rank, node=node, attempt=attempt, since=since_s, grep=grep)
     num_lines = _print_json(lines) if as_json else _print(lines, prefix=rank is None)
     if not num_lines:
-        _say_nothing(job, filtered=any(x is not None for x in (rank, node, attempt, since, grep)))
+        _print_no_output(
+            job, filtered=any(x is not None for x in (rank, node, attempt, since, grep))
+        )
 
 
 def read_since(text: str, *, now_s: float) -> float:
@@ -141,7 +143,7 @@ def _settled(lines: Iterable[LogLine]) -> Iterator[LogLine]:
     yield from bars.values()
 
 
-def _say_nothing(job: Job, *, filtered: bool) -> None:
+def _print_no_output(job: Job, *, filtered: bool) -> None:
     if filtered:
         print_notice(f"no output of {job.id} matches")
         return

@@ -66,14 +66,14 @@ def run(
     if detach:
         job = prepared.start()
         if not quiet:
-            _say_start(prepared)
+            _print_start(prepared)
         _show_detached(job, as_json=as_json, quiet=quiet)
         return names.EXIT_OK
     with Interrupts() as interrupts:
         job = prepared.start()
         interrupts.watch(job)
         if not quiet:
-            _say_start(prepared)
+            _print_start(prepared)
         view = _make_view(quiet=quiet, as_json=as_json)
         status = _follow(job, view, interrupts, prepared.settings)
     _show_end(job, status, prepared, quiet=quiet, as_json=as_json)
@@ -107,7 +107,7 @@ def _deploy(script: str, flags: dict[str, Any]) -> int:
     return names.EXIT_OK
 
 
-def _say_start(prepared: Prepared) -> None:
+def _print_start(prepared: Prepared) -> None:
     print_notice(_render_start(prepared))
     for note in prepared.notes:
         print_notice(note)

@@ -57,7 +57,7 @@ def choose_image() -> str:
         return ""
     image = find_torch_image(version)
     if image:
-        _say_image(image, version)
+        _print_image(image, version)
     return image
 
 
@@ -76,7 +76,7 @@ def find_torch_image(version: str) -> str:
 
 
 @functools.cache
-def _say_image(image: str, version: str) -> None:
+def _print_image(image: str, version: str) -> None:
     print_notice(
         f"using image {image}, because torch {version} is installed here; "
         "`windlass config set image NAME:TAG` sets another"

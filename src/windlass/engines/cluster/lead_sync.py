@@ -33,7 +33,7 @@ from windlass.wire.file_sync import (
 from windlass.wire.frames import make_hello
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.message import Message
-from windlass.wire.messages.jobs import LEAD_TO_CLIENT, AllRead, CancelJob, HoldLease, InputsWanted
+from windlass.wire.messages.jobs import LEAD_TO_CLIENT, AllRead, CancelJob, HoldLease, InputsRequest
 from windlass.wire.messages.link import FilePiece, Heartbeat, Welcome
 from windlass.wire.status import JobStatus, read_status
 
@@ -230,7 +230,7 @@ class LeadSync:
         """Handle one message. Return True if it contained a final status."""
         if isinstance(message, Welcome):
             self.is_up, self.forbidden, self.unreachable = True, None, None
-        elif isinstance(message, InputsWanted) and message.inputs:
+        elif isinstance(message, InputsRequest) and message.inputs:
             for piece in Sender(self._folder, is_input, has={}).pieces():
                 self._send(link, piece.message, piece.body)
         elif isinstance(message, FilePiece):

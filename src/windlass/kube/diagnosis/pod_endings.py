@@ -119,7 +119,7 @@ def diagnose_container(pod: Object) -> Diagnosis | None:
     for status in container_states(pod):
         waiting = status.get("state", {}).get("waiting") or {}
         reason, text = str(waiting.get("reason", "")), _flat(waiting.get("message"))
-        image = _asked_image(pod, str(status.get("name", ""))) or str(status.get("image", ""))
+        image = _requested_image(pod, str(status.get("name", ""))) or str(status.get("image", ""))
         if reason in _PULL:
             return _diagnose_pull(image, text, reason)
         if reason in _NAMES:
@@ -169,11 +169,11 @@ def _diagnose_config(text: str, reason: str) -> Diagnosis:
     if match := re.search(r'(secret|configmap) "([^"]+)" not found', text):
         kind, name = match.groups()
         message = f'{kind} "{name}" not found in the job\'s namespace'
-        hint = f"create it (kubectl create {kind} ...), or correct its name in --secret"
+        hint = f"create it (`kubectl create {kind} ...`), or correct its name in --secret"
     elif match := re.search(r"couldn't find key (\S+) in (Secret|ConfigMap) (\S+)", text):
         key, kind, name = match.groups()
         message = f'the {kind.lower()} {name} has no key "{key}"'
-        hint = f"kubectl describe {kind.lower()} {name.split('/')[-1]} shows its keys; correct --secret"
+        hint = f"`kubectl describe {kind.lower()} {name.split('/')[-1]}` shows its keys; correct --secret"
     elif "runAsNonRoot" in text:
         message = "the image runs as root, which the pod's rules forbid"
         hint = "set a user ID with --run-as, such as --run-as 1000"
@@ -189,7 +189,7 @@ def _diagnose_crash(status: Object) -> Diagnosis:
         f"the container ends as soon as it starts, {status.get('restartCount', 0)} times: {words}"
     )
     return Diagnosis(
-        reason=CRASH_LOOP, message=message, hint="windlass logs JOB shows its last lines"
+        reason=CRASH_LOOP, message=message, hint="run `windlass logs JOB` to see its last lines"
     )
 
 
@@ -205,7 +205,7 @@ def image_of(pod: Object) -> str:
     return str(container_spec_of(pod).get("image") or container_of(pod).get("image", ""))
 
 
-def _asked_image(pod: Object, container: str) -> str:
+def _requested_image(pod: Object, container: str) -> str:
     spec = pod.get("spec", {})
     asked = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
     return next((str(one.get("image", "")) for one in asked if one.get("name") == container), "")

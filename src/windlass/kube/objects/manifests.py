@@ -143,7 +143,7 @@ def make_volumes(plan: Plan, files: FileNames) -> list[Object]:
         {"name": JOB, "emptyDir": {}},
         _make_parts_volume(plan, files.num_parts),
         make_shm(pod),
-        *make_asked_volumes(pod, plan.job_id),
+        *make_requested_volumes(pod, plan.job_id),
     ]
 
 
@@ -181,7 +181,7 @@ def make_mounts(plan: Plan) -> list[Object]:
         {"name": JOB, "mountPath": names.JOB_FOLDER},
         {"name": PARTS, "mountPath": names.PARTS_FOLDER, "readOnly": True},
         {"name": SHM, "mountPath": SHM_PATH},
-        *make_asked_mounts(pod_of(plan)),
+        *make_requested_mounts(pod_of(plan)),
     ]
 
 
@@ -203,12 +203,12 @@ def named_mounts(pod: PodSpec) -> list[tuple[str, Volume | SecretFiles]]:
     return list(zip(name_volumes(mounts, _OWN), mounts, strict=True))
 
 
-def make_asked_volumes(pod: PodSpec, prefix: str) -> list[Object]:
+def make_requested_volumes(pod: PodSpec, prefix: str) -> list[Object]:
     """Return the requested volumes. The names of new claims start with `prefix`."""
     return [{"name": name, **_make_source(pod, prefix, name, m)} for name, m in named_mounts(pod)]
 
 
-def make_asked_mounts(pod: PodSpec) -> list[Object]:
+def make_requested_mounts(pod: PodSpec) -> list[Object]:
     """Return the mounts of the requested volumes."""
     mounts = []
     for name, mount in named_mounts(pod):

@@ -23,9 +23,9 @@ from windlass.kube.objects.manifests import (
     SHM,
     SHM_PATH,
     STATE,
-    make_asked_mounts,
-    make_asked_volumes,
     make_claim_spec,
+    make_requested_mounts,
+    make_requested_volumes,
     make_shm,
     named_mounts,
 )
@@ -185,7 +185,7 @@ def _make_container(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> Object:
             {"name": SHM, "mountPath": SHM_PATH},
             {"name": STATE, "mountPath": STATE_FOLDER},
             *([{"name": CODE, "mountPath": CODE_FOLDER}] if pods.script is not None else []),
-            *make_asked_mounts(pod),
+            *make_requested_mounts(pod),
         ],
     }
     return {key: value for key, value in container.items() if value}
@@ -205,7 +205,7 @@ def _make_volumes(pod: PodSpec, pods: TorchrunPods) -> list[Object]:
         make_shm(pod),
         {"name": STATE, "emptyDir": {}},
         *([code] if pods.script is not None else []),
-        *make_asked_volumes(pod, pods.name),
+        *make_requested_volumes(pod, pods.name),
     ]
 
 

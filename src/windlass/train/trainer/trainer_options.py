@@ -216,7 +216,7 @@ def read_options(
 ) -> Options:
     """Return options from keywords and a config, which takes precedence. Exits after `--help`."""
     values = _check_keys(options_type, defaults)
-    if is_help_asked(config):
+    if is_help_requested(config):
         if os.environ.get(names.RANK, "0") == "0":
             sys.stdout.write(describe_flags(options_type, values))
         raise SystemExit(0)
@@ -235,7 +235,7 @@ def read_options(
     return options_type(**{key: _convert(key, value, hints[key]) for key, value in values.items()})
 
 
-def is_help_asked(config: Config | None) -> bool:
+def is_help_requested(config: Config | None) -> bool:
     if not isinstance(config, Sequence) or isinstance(config, str):
         return False
     return "-h" in config or "--help" in config

@@ -196,7 +196,7 @@ class LeadEnding(Message, kind="leaving"):
     id: str
 
 
-class CallAgain(Message, kind="again"):
+class RepeatCall(Message, kind="again"):
     """Request to send the call again with the data that the lead lacks.
 
     With `make`, the lead lacks the object's constructor. Otherwise it lacks the code changes since the digest
@@ -229,7 +229,7 @@ class CallStarted(Message, kind="started"):
     id: str
 
 
-class CallSaid(Message, kind="said"):
+class CallNotice(Message, kind="said"):
     """A line of text for the clients that wait for the call."""
 
     id: str
@@ -304,7 +304,7 @@ COMPUTE_LEAD_TO_CLIENT = Direction(
     "Answers and reports from a compute's lead to its clients.",
     *LEAD_TO_CLIENT.kinds.values(),
     *(PayloadPart, ComputeInfo),
-    *(CallAccepted, CallForgotten, CallUnknown, LeadEnding, CallAgain),
-    *(CallQueued, CallWaiting, CallStarted, CallSaid, CallPrinted),
+    *(CallAccepted, CallForgotten, CallUnknown, LeadEnding, RepeatCall),
+    *(CallQueued, CallWaiting, CallStarted, CallNotice, CallPrinted),
     *(CallResult, CallResults, CallEnded, CallStatusReply, CallLogsReply),
 )

@@ -151,7 +151,7 @@ class AllRead(Message, kind="read_all"):
     """The client has read the final status and all files that it lists."""
 
 
-class InputsWanted(Message, kind="wants"):
+class InputsRequest(Message, kind="wants"):
     """Request the code and the payload from the client, or decline them."""
 
     inputs: bool
@@ -192,5 +192,5 @@ LEAD_TO_CLIENT = Direction(
     "lead",
     "client",
     "Answers from a job's lead to its clients.",
-    *(Welcome, Refused, Heartbeat, FilePiece, InputsWanted, Acknowledged),
+    *(Welcome, Refused, Heartbeat, FilePiece, InputsRequest, Acknowledged),
 )

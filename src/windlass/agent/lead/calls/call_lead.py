@@ -33,9 +33,9 @@ from windlass.plan.plan import Plan
 from windlass.wire.lead_handover import AgentIdentity, LeadHandover
 from windlass.wire.message import Handlers, Message
 from windlass.wire.messages.calls import (
+    CallNotice,
     CallPrinted,
     CallQueued,
-    CallSaid,
 )
 from windlass.wire.messages.computes import (
     CallAnswer,
@@ -147,7 +147,7 @@ class CallLead:
     def is_idle(self) -> bool:
         return self.queue.is_idle
 
-    # -- the compute's life --------------------------------------------------------------------
+    # -- the compute's lifecycle ---------------------------------------------------------------
 
     async def run(self) -> None:
         """Run calls until the compute ends. Afterwards the status is final."""
@@ -371,7 +371,7 @@ class CallLead:
 
     def _take_setting_up(self, index: int, message: SettingUp, _body: bytes) -> None:
         if (call := self.queue.current) is not None:
-            call.send(CallSaid(id=call.id, line=f"node {index}: {message.line}"))
+            call.send(CallNotice(id=call.id, line=f"node {index}: {message.line}"))
 
     def _refuse(self, call: Call, why: str) -> None:
         kind = FailureKind.START_FAILED

@@ -13,13 +13,13 @@ from dataclasses import replace
 from windlass.agent.lead.attempt import SETTLE_S, StopRequest
 from windlass.agent.lead.calls.call_queue import CallHistory
 from windlass.agent.lead.calls.call_state import Call
-from windlass.agent.lead.calls.ready_nodes import MustMake, NotReady
+from windlass.agent.lead.calls.ready_nodes import ConstructorNeeded, NotReady
 from windlass.agent.lead.calls.world_pool import CLEAR_MARGIN_S, WorldPool
 from windlass.agent.lead.node_table import NodeTable
 from windlass.agent.lead.world import Changes, World, WorldTable, prune_logs
 from windlass.agent.silence_limits import Disconnect
 from windlass.wire.job_folder import JobFolder
-from windlass.wire.messages.calls import CallAgain, CallStarted
+from windlass.wire.messages.calls import CallStarted, RepeatCall
 from windlass.wire.messages.computes import RunCall
 from windlass.wire.states import CallState
 from windlass.wire.status import FailureKind, Verdict, make_job_verdict
@@ -86,7 +86,7 @@ class CallRunner:
     async def _prepare(self, call: Call) -> World | None:
         try:
             return await self._pool.prepare(call)
-        except MustMake:
+        except ConstructorNeeded:
             self._send_back(call)
             return None
         except NotReady as why:
@@ -104,7 +104,7 @@ class CallRunner:
             kind = FailureKind.START_FAILED
             call.stop = make_job_verdict(self._nodes.plan, kind, why, at_s=time.time())
             return
-        call.send(CallAgain(id=call.id, make=True, has=call.profile.project.digest))
+        call.send(RepeatCall(id=call.id, make=True, has=call.profile.project.digest))
         self._history.forget(call)
         call.state = CallState.CANCELLED  # in this lead only, because the client repeats the call
 

@@ -38,7 +38,6 @@ from windlass.wire.messages.calls import (
     AskInfo,
     AttendCall,
     CallAccepted,
-    CallAgain,
     CallForgotten,
     CallListed,
     CallLogsReply,
@@ -50,6 +49,7 @@ from windlass.wire.messages.calls import (
     EndCall,
     LeadEnding,
     ProjectPlace,
+    RepeatCall,
     ScaleNodes,
     SetProfile,
 )
@@ -189,11 +189,11 @@ class CallServer:
         ):
             sync = None  # for another project, or the project has changed since
         if digest and digest != (here if sync is None else sync[0].digest):
-            link.send(CallAgain(id=call_id, has=here))
+            link.send(RepeatCall(id=call_id, has=here))
             return
         if profile.slot and not self._knows_object(profile) and constructor is None:
             peer.sync = sync  # the repeated call does not send it again
-            link.send(CallAgain(id=call_id, make=True, has=digest))
+            link.send(RepeatCall(id=call_id, make=True, has=digest))
             return
         file = self._find_file(peer, message)
         call = Call(
@@ -293,7 +293,7 @@ class CallServer:
             env = known.env if message.env is None else message.env
             steps = known.steps if message.steps is None else message.steps
             self._lead.setup = make_setup(env, steps, new)
-        if message.says("ttl_s"):
+        if message.has_field("ttl_s"):
             self._lead.inactivity.set(message.ttl_s)
         self._lead.record.update(message.record or {})
         link.send(self._make_info())

@@ -21,14 +21,14 @@ from windlass.errors import WindlassError
 from windlass.records import to_json
 from windlass.spec.work import ImageStep
 from windlass.wire.message import Handlers
-from windlass.wire.messages.calls import CallProfile, CallSaid, CallWaiting
+from windlass.wire.messages.calls import CallNotice, CallProfile, CallWaiting
 from windlass.wire.messages.computes import CodeSynced, NodeSetUp, SetUpNode, SyncCode
 from windlass.wire.status import FailureKind
 
 logger = logging.getLogger(__name__)
 
 
-class MustMake(Exception):
+class ConstructorNeeded(Exception):
     """Raised if the object of a call no longer exists. Only the client can recreate it."""
 
 
@@ -119,7 +119,7 @@ class ReadyNodes:
             num_joined = len(indexes) - len(self._given_up)
             without = f"without {_name_nodes(self._given_up)}"
             line = f"starting with {num_joined} of {len(indexes)} nodes, {without}"
-            call.send(CallSaid(id=call.id, line=line))
+            call.send(CallNotice(id=call.id, line=line))
 
     # -- code ----------------------------------------------------------------------------------
 

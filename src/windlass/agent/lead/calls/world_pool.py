@@ -14,7 +14,7 @@ import json
 from dataclasses import replace
 
 from windlass.agent.lead.calls.call_state import Call
-from windlass.agent.lead.calls.ready_nodes import MustMake, NotReady, ReadyNodes
+from windlass.agent.lead.calls.ready_nodes import ConstructorNeeded, NotReady, ReadyNodes
 from windlass.agent.lead.clusters import Clusters
 from windlass.agent.lead.node_table import JoinedNode, NodeTable
 from windlass.agent.lead.status_writer import StatusWriter
@@ -226,7 +226,7 @@ class WorldPool:
     async def _end_replaced_worlds(self, call: Call) -> None:
         """End the spare world and the world in the call's slot, so that a new world can be created."""
         if call.profile.instance and call.constructor is None:
-            raise MustMake
+            raise ConstructorNeeded
         if self._spare is not None:
             self.dismiss(self._spare, now=True)
             self._spare = None

@@ -60,7 +60,7 @@ class RemainingFiles:
         self._nodes = nodes
         self._changed = changed
         self._status_writer = status_writer
-        self._asked: dict[int, JoinedNode] = {}
+        self._requested: dict[int, JoinedNode] = {}
         self._flushed: set[int] = set()
         self._num_pieces = 0  # number of file pieces received
         self.handlers: Handlers = {FilesFlushed: self._take_flushed, FilePiece: self._count_piece}
@@ -88,8 +88,8 @@ class RemainingFiles:
 
     def _ask_joined(self) -> None:
         for index in self._nodes.joined():  # including nodes that have just reconnected
-            if self._asked.get(index) is not self._nodes[index]:
-                self._asked[index] = self._nodes[index]
+            if self._requested.get(index) is not self._nodes[index]:
+                self._requested[index] = self._nodes[index]
                 self._flushed.discard(index)
                 self._nodes.order(index, FlushFiles())
 

@@ -25,19 +25,19 @@ from windlass.wire.messages.calls import (
     AskCall,
     AttendCall,
     CallAccepted,
-    CallAgain,
     CallEnded,
     CallForgotten,
+    CallNotice,
     CallPrinted,
     CallQueued,
     CallResult,
     CallResults,
-    CallSaid,
     CallStarted,
     CallUnknown,
     CallWaiting,
     EndCall,
     LeadEnding,
+    RepeatCall,
     SetProfile,
 )
 from windlass.wire.messages.computes import CallAnswer, MakeObject, PayloadPart
@@ -49,7 +49,7 @@ from windlass.wire.status import Verdict
 RankAnswer = CallAnswer | CallResult
 _CHECK_EVERY_S = 2.0
 # messages before the lead accepts a call, and messages that imply it did
-_BEFORE_ACCEPTANCE = (CallAgain, LeadEnding, CallUnknown)
+_BEFORE_ACCEPTANCE = (RepeatCall, LeadEnding, CallUnknown)
 _ACCEPTANCE = (CallAccepted, CallForgotten, CallResult, CallResults, CallEnded)
 RETENTION_HINT = (
     "a compute keeps its last 200 calls, and 256 MiB of their results, while its node 0 lives"
@@ -324,7 +324,7 @@ class ClientCall:
             hint=f"it may have run, so it is not repeated; {RETENTION_HINT}",
         )
 
-    def _send_again(self, message: CallAgain, _body: bytes) -> None:
+    def _send_again(self, message: RepeatCall, _body: bytes) -> None:
         """Send the call again, with the code or the object that the lead lacks.
 
         The code was sent to an earlier lead, or another client has replaced it since.
@@ -363,7 +363,7 @@ class ClientCall:
     def _take_printed(self, message: CallPrinted, body: bytes) -> None:
         self._on_log(message.rank, bytes(body))
 
-    def _print_line(self, message: CallSaid, _body: bytes) -> None:
+    def _print_line(self, message: CallNotice, _body: bytes) -> None:
         print_notice(message.line)
 
     def _take_part(self, message: PayloadPart, body: bytes) -> None:
@@ -419,8 +419,8 @@ class ClientCall:
         CallQueued: _take_queued,
         CallWaiting: _take_waiting,
         CallStarted: _take_started,
-        CallSaid: _print_line,
-        CallAgain: _send_again,
+        CallNotice: _print_line,
+        RepeatCall: _send_again,
         LeadEnding: _forget_lead_name,
         CallUnknown: _check_lead,
         CallForgotten: _raise_forgotten,
