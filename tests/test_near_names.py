@@ -32,7 +32,7 @@ def test_hint_names_the_nearest_in_its_spelling() -> None:
 
 
 def test_hint_without_a_similar_name() -> None:
-    assert did_you_mean("zzz", iter(KNOWN)) == "there are nodes, procs, memory"
+    assert did_you_mean("zzz", iter(KNOWN)) == "available: nodes, procs, memory"
     assert did_you_mean("zzz", KNOWN, "see --help") == "see --help"
 
 

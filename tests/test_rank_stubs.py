@@ -55,7 +55,7 @@ def test_import_from_the_archive_alone(tmp_path):
     assert done.returncode == 0, done.stderr
     values, refusal = done.stdout.splitlines()
     assert json.loads(values) == [*(["trained", n, "/data"] for n in (1, 2, 3)), 4]
-    assert "windlass.run works in clients only" in refusal
+    assert "windlass.run is available only in clients" in refusal
 
 
 DECORATED = """

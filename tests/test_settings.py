@@ -312,7 +312,7 @@ def test_refused_flags(project, home, name, raw, message):
     ("text", "message"),
     [
         ("nods = 2", "unknown setting 'nods' in {file}\n  hint: did you mean 'nodes'?"),
-        ("zzz = 2", "unknown setting 'zzz' in {file}\n  hint: there are engine, nodes"),
+        ("zzz = 2", "unknown setting 'zzz' in {file}\n  hint: available: engine, nodes"),
         ("nodes = '2'", "nodes in {file} must be a whole number, not '2'"),
         ("nodes = 0", "nodes in {file} must be at least 1"),
         ("nodes = '2:1'", "nodes in {file} must be MIN:MAX"),

@@ -106,7 +106,7 @@ def __getattr__(name: str) -> Any:
         if (stub := find_stub(name)) is not None:
             return stub
         raise AttributeError(
-            f"windlass.{name} works in clients only: a node without windlass installed has only "
+            f"windlass.{name} is available only in clients: a node without windlass installed has only "
             f"windlass.report. Install windlass in the node's environment to use windlass.{name}."
         ) from error
     return getattr(module, name)

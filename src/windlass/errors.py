@@ -51,6 +51,11 @@ def _rebuild(
     return error
 
 
+def count_noun(count: int, noun: str) -> str:
+    """Return a count with its noun for messages, such as `1 rank` or `2 ranks`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 class SpecError(WindlassError):
     """The request is invalid or cannot be fulfilled as given."""
 

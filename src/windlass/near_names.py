@@ -32,4 +32,4 @@ def did_you_mean(
     """
     known = tuple(known)
     near = nearest(name, known, alike=alike)
-    return f"did you mean {show(near)}?" if near else otherwise or f"there are {', '.join(known)}"
+    return f"did you mean {show(near)}?" if near else otherwise or f"available: {', '.join(known)}"

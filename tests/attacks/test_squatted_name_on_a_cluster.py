@@ -43,11 +43,11 @@ def test_compute_of_another_user_needs_its_owner_in_the_name(become: Become) -> 
     wl.fn(sum, name="add").to(theirs).deploy()
     ref = theirs.nodes().ref
     become("alice")
-    with pytest.raises(SpecError, match="shared is not yours: stranger created it"):
+    with pytest.raises(SpecError, match="shared belongs to stranger"):
         wl.Compute(name="shared").up()
-    with pytest.raises(SpecError, match="the deployed name add is not yours: stranger created it"):
+    with pytest.raises(SpecError, match="the deployed name add belongs to stranger"):
         wl.get("add")
-    with pytest.raises(SpecError, match="is not yours"):
+    with pytest.raises(SpecError, match="belongs to stranger"):
         wl.Compute(name="shared").teardown()
     with pytest.raises(JobNotFound):
         wl.get("eve/add")

@@ -263,7 +263,7 @@ def test_digest_of_the_sender_is_checked(tmp_path: Path) -> None:
 
 def test_a_delta_for_another_base_is_refused(tmp_path: Path) -> None:
     old = make_manifest([entry_of("a")])
-    with pytest.raises(BundleError, match="whole bundle"):
+    with pytest.raises(BundleError, match="complete bundle"):
         extract(archive_of(make_delta(old, old), {}), tmp_path)
 
 

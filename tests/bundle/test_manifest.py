@@ -96,8 +96,8 @@ def test_json_round_trips(first: Tree, second: Tree) -> None:
     [
         ([entry_of("../x")], "contains `..`"),
         ([entry_of("a"), entry_of("a")], "twice"),
-        ([entry_of("a"), entry_of("a/b/c")], "both a file and the folder"),
-        ([link_of("a", "b"), entry_of("a/c"), entry_of("b/c")], "both a file and the folder"),
+        ([entry_of("a"), entry_of("a/b/c")], "both a file and a parent folder"),
+        ([link_of("a", "b"), entry_of("a/c"), entry_of("b/c")], "both a file and a parent folder"),
         ([link_of("a", "../b")], "leaves the root"),
         ([FileEntry(path="a", size_bytes=1, sha256="nonsense")], "size or hash"),
         ([entry_of("a", size_bytes=-1)], "size or hash"),
@@ -112,7 +112,7 @@ def test_a_delta_fits_its_base_only() -> None:
     old, new, other = (make_manifest([entry_of("a", content)]) for content in (b"1", b"2", b"3"))
     with pytest.raises(BundleError, match="starts from bundle") as caught:
         apply_delta(other, make_delta(old, new))
-    assert "whole bundle" in caught.value.hint
+    assert "complete bundle" in caught.value.hint
 
 
 def test_delta_must_match_its_digest() -> None:

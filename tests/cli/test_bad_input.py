@@ -12,9 +12,9 @@ from cli.process import Ran
 Cli = Callable[..., Ran]
 
 USAGE: list[tuple[list[str], str, str]] = [
-    (["rnu", "x"], "unknown command 'rnu'", "did you mean windlass run?"),
+    (["rnu", "x"], "unknown command 'rnu'", "did you mean `windlass run`?"),
     *(
-        ([word, "x"], f"unknown command {word!r}", f"did you mean windlass {meant}?")
+        ([word, "x"], f"unknown command {word!r}", f"did you mean `windlass {meant}`?")
         for word, meant in {
             "kill": "cancel",
             "stop": "cancel",
@@ -25,7 +25,7 @@ USAGE: list[tuple[list[str], str, str]] = [
             "ps": "ls",
         }.items()
     ),
-    (["work.py"], "unknown command 'work.py'", "did you mean windlass run work.py?"),
+    (["work.py"], "unknown command 'work.py'", "did you mean `windlass run work.py`?"),
     (["--versoin"], "unknown option --versoin", "did you mean --version?"),
     (["ls", "--jsno"], "unknown option --jsno", "did you mean --json?"),
     (["run", "--nodse", "2", "work.py"], "unknown option --nodse", "did you mean --nodes?"),

@@ -114,7 +114,7 @@ def test_scale(local: Cli, submit: Callable[..., list[str]]) -> None:
     submit("stay")
     refused = local("compute", "scale", "nodes", "1")
     assert refused.code == 2
-    assert "which would lose nodes" in refused.err
+    assert "its running calls would lose nodes" in refused.err
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_scale(local: Cli, submit: Callable[..., list[str]]) -> None:
         (("scale", "nodes", "2"), "compute 'nodes' not found"),
         (("rm",), "no compute given"),
         (("rm", "one", "--all"), "no compute given"),
-        (("lst",), "did you mean windlass compute ls?"),
+        (("lst",), "did you mean `windlass compute ls`?"),
     ],
 )
 def test_mistakes_are_reported(local: Cli, words: tuple[str, ...], expected: str) -> None:

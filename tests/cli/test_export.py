@@ -176,7 +176,7 @@ def test_default_image_matches_the_local_torch(windlass: Cli, solo: Path) -> Non
     ("words", "says", "hint"),
     [
         (("work.py", "--in-image"), "no image", "windlass config set image"),
-        (("work.py", *IMAGE, "--memory", "512"), "less than a megabyte", "Gi"),
+        (("work.py", *IMAGE, "--memory", "512"), "less than 1 MiB", "Gi"),
         (("work.py", *IMAGE, "--volume", "/a:/a"), "a folder of the machine", "--allow-host-path"),
         (("work.py", *IMAGE, "--timeout", "5m"), "does not support: timeout", "--timeout"),
         (("work.py", *IMAGE, "--patch", "x: 1"), "the patch has 'x' at its top", "looks like"),

@@ -69,7 +69,9 @@ def test_missing_namespace_is_reported_first(space):
     process = start(space, "--namespace", "no-such-namespace")
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (3, "")
-    assert err.startswith("windlass: namespace no-such-namespace not found\n  hint: kubectl create")
+    assert err.startswith(
+        "windlass: namespace no-such-namespace not found\n  hint: run `kubectl create"
+    )
 
 
 def test_namespace_with_jobs_is_refused(space, monkeypatch):

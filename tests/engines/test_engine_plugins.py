@@ -188,7 +188,7 @@ def test_broken_package_raises_one_error_that_names_it(site, monkeypatch, source
     with pytest.raises(EngineMissing) as caught:
         make_engine("broken", settings())
     assert f"the engine 'broken' of the package acme-broken 0.1.0 {fault}" in caught.value.message
-    assert caught.value.hint == "pip install --upgrade acme-broken, or use another engine"
+    assert caught.value.hint == "run `pip install --upgrade acme-broken`, or use another engine"
 
 
 def test_broken_package_does_not_affect_other_engines(site, home, tmp_path):

@@ -61,7 +61,7 @@ def start(tmp_path, **asked):
 
 
 def test_machine_without_gpus_refuses(home):
-    with pytest.raises(wl.SpecError, match=r"1 GPU\(s\) were requested, but this machine has none"):
+    with pytest.raises(wl.SpecError, match=r"requested 1 GPU, but this machine has none"):
         wl.run(look, gpus=1, quiet=True)
     with pytest.raises(wl.SpecError, match="this machine has none"):
         wl.Compute(name="none", gpus=1, engine="local").up()
@@ -74,15 +74,15 @@ def test_command_line_reports_missing_gpus(tmp_path, machine):
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # hides GPUs of the tests' machine
     ran = subprocess.run(line, capture_output=True, text=True, check=False, env=hidden)
     assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
-    assert "1 GPU(s) were requested, but this machine has" in ran.stderr
+    assert "requested 1 GPU, but this machine has" in ran.stderr
     assert "--pretend-gpus" in ran.stderr
 
 
 def test_too_few(eight, monkeypatch):
-    with pytest.raises(wl.SpecError, match=r"16 GPU\(s\) for 2 nodes .* this machine has 8"):
+    with pytest.raises(wl.SpecError, match=r"requested 16 GPUs for 2 nodes .* this machine has 8"):
         wl.run(look, nodes=2, gpus=8, quiet=True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,-1,4")
-    few = r"3 GPU\(s\) .* 8, of which CUDA_VISIBLE_DEVICES=2,3,-1,4 leaves 2"
+    few = r"requested 3 GPUs, .* 8, of which CUDA_VISIBLE_DEVICES=2,3,-1,4 leaves 2"
     with pytest.raises(wl.SpecError, match=few):
         wl.run(look, gpus=3, quiet=True)
 
@@ -128,9 +128,7 @@ def test_jobs_do_not_share_gpus(eight, tmp_path, monkeypatch):
     first = start(tmp_path, gpus=2)
     monkeypatch.setenv("WINDLASS_HOME", str(tmp_path / "another"))
     second = start(tmp_path, gpus=2, nodes=2)
-    shortage = (
-        rf"3 GPU\(s\) .* 2 of 8 here are free: {first.id} holds 0,1, {second.id} holds 2,3,4,5"
-    )
+    shortage = rf"requested 3 GPUs, .* 2 of 8 here are free: {first.id} holds 0,1, {second.id} holds 2,3,4,5"
     with pytest.raises(wl.EngineError, match=shortage) as caught:
         wl.submit(look, gpus=3)
     assert f"windlass wait {first.id}" in caught.value.hint
@@ -212,9 +210,9 @@ def test_pretended_gpus_become_ranks_on_the_cpu(way, tmp_path, monkeypatch, capf
     if way == "file":
         (tmp_path / "windlass.toml").write_text("pretend_gpus = true\n")
     assert wl.run(look, gpus=2, **given) == [(0, "")] * 2
-    assert capfd.readouterr().err.count("ranks use the CPU in place of 2 GPU(s) per node") == 1
+    assert capfd.readouterr().err.count("ranks use the CPU in place of 2 GPUs per node") == 1
     assert wl.submit(look, gpus=2, nodes=2, **given).results() == [(0, "")] * 2 + [(1, "")] * 2
-    assert capfd.readouterr().err.count("ranks use the CPU in place of 2 GPU(s) per node") == 1
+    assert capfd.readouterr().err.count("ranks use the CPU in place of 2 GPUs per node") == 1
 
 
 @pytest.mark.long
@@ -223,7 +221,7 @@ def test_pretended_gpus_of_a_compute_and_a_deployed_name(eight, capfd):
     try:
         remote = wl.fn(look).to(compute).distribute("pytorch", workers=1)
         assert remote() == [(0, "")] * 2
-        assert "in place of 2 GPU(s) per node" in capfd.readouterr().err
+        assert "in place of 2 GPUs per node" in capfd.readouterr().err
         wider = wl.fn(look).to(compute).distribute("pytorch", workers=2)
         assert wider() == [(0, "")] * 2 + [(1, "")] * 2
     finally:

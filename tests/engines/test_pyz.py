@@ -102,4 +102,4 @@ def test_report_works_with_only_the_archive(archive):
         capture_output=True,
         text=True,
     )
-    assert "windlass.run works in clients only" in answer.stdout, answer.stderr
+    assert "windlass.run is available only in clients" in answer.stdout, answer.stderr

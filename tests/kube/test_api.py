@@ -222,7 +222,7 @@ def test_unreachable_webhook_is_named_with_a_hint(engine: str, way_out: bool) ->
     where = ClusterPlace(server="https://a", context="", engine=engine)
     error = read_refusal(500, body, asked="create trainjobs/x", where=where)
     assert error.message == (
-        f"could not create trainjobs/x: the cluster's webhook v.trainer.kubeflow.org does not answer: {why}"
+        f"could not create trainjobs/x: the cluster's webhook v.trainer.kubeflow.org did not respond: {why}"
     )
     assert error.retryable, "its operator may be on its way"
     assert "may be down" in error.hint

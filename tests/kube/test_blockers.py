@@ -27,7 +27,7 @@ SEEN = {
     "secret-env": ("CreateContainerConfigError", ['secret "no-secret" not found'], "--secret"),
     "secret-key": ("CreateContainerConfigError", ["h4-bad/half", 'key "k"'], "describe secret"),
     "root": ("CreateContainerConfigError", ["runs as root"], "--run-as 1000"),
-    "gpu": ("Unschedulable", ["16 nvidia.com/gpu", "2 of 2 nodes"], "no node is that big"),
+    "gpu": ("Unschedulable", ["16 nvidia.com/gpu", "2 of 2 nodes"], "no node is large enough"),
     "gpu-taken": ("Unschedulable", ["8 nvidia.com/gpu", "free"], "it starts when others end"),
     "memory": ("Unschedulable", ["4Ti memory", "2 of 2 nodes"], "--memory"),
     "cpu": ("Unschedulable", ["900 cpu"], "--cpus"),
@@ -173,7 +173,7 @@ def test_unnamed_taints_are_read_from_the_nodes() -> None:
 
 def test_hint_has_an_example_if_the_taint_is_unknown() -> None:
     (found,) = _pending(TAINTED)
-    assert "--toleration (like nvidia.com/gpu=present; kubectl describe nodes" in found.hint
+    assert "--toleration (such as nvidia.com/gpu=present; `kubectl describe nodes" in found.hint
 
 
 def test_hint_names_the_toleration_for_tainted_nodes() -> None:

@@ -154,7 +154,7 @@ OLD_LOGIN = (
         ("clusters: 3", "`clusters` must be a list"),
         (HEAD, "cluster 'c' not found"),
         (HEAD + "clusters: [{name: c, cluster: {server: 'https://a'}}]", "user 'u' not found"),
-        (BAD_SERVER, "no usable server"),
+        (BAD_SERVER, "invalid server URL"),
         (BAD_DATA.replace("user: u", ""), "is not valid base64"),
         (OLD_LOGIN, "auth-provider"),
     ],

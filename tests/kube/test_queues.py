@@ -82,11 +82,11 @@ def test_job_waits_if_the_quota_is_only_in_use(message: str) -> None:
 def test_missing_queue() -> None:
     found = read_blocker(queues=["b", "a"])
     assert (found.reason, found.is_hopeless) == (QUEUE_MISSING, True)
-    assert found.message == 'queue "team" not found in the job\'s namespace; there are: a, b'
+    assert found.message == 'queue "team" not found in the job\'s namespace; available: a, b'
     many = read_blocker(queues=[f"q{n:02}" for n in range(20)])
     assert many.message.endswith("q07 and 12 more")
     none = read_blocker(queues=[])
-    assert none.message.endswith("; there are none")
+    assert none.message.endswith("; it has no queues")
     assert "Kueue" in none.hint
 
 

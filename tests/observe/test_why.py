@@ -36,7 +36,7 @@ PENDING = JobStatus(
 )
 GPU = Blocker(
     reason="Unschedulable",
-    message="each pod wants 16 nvidia.com/gpu, but 2 of 2 nodes do not have enough",
+    message="each pod requests 16 nvidia.com/gpu, but 2 of 2 nodes do not have enough",
     hint="ask for less with --gpus",
     pod="ddp-ab2cd-1-xxxxx",
     since_s=895.0,
@@ -59,7 +59,7 @@ def test_pending_names_the_first_blocker_and_what_to_do() -> None:
     status = replace(PENDING, conditions=(make_condition(GPU), make_condition(other)))
     why = explain(status, now_s=NOW_S)
     assert why.sentence == (
-        "ddp-ab2cd has been pending for 1m45s: each pod wants 16 nvidia.com/gpu, "
+        "ddp-ab2cd has been pending for 1m45s: each pod requests 16 nvidia.com/gpu, "
         "but 2 of 2 nodes do not have enough"
     )
     assert (why.reason, why.next) == ("Unschedulable", "ask for less with --gpus")

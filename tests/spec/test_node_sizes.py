@@ -32,7 +32,7 @@ def test_sizes(given, size):
         ({"gpus": "one"}, "here: gpus must be a whole number"),
         ({"gpus": 0.5}, "here: gpus must be a whole number"),
         ({"cpus": "many"}, "here: cpus must be a number of CPUs"),
-        ({"memory": "16"}, "less than a megabyte"),
+        ({"memory": "16"}, "less than 1 MiB"),
         ({"memory": [1]}, "must be a number or a string"),
         ({"gpus": True}, "must be a number or a string"),
     ],

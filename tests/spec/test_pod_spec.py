@@ -20,7 +20,7 @@ def test_an_image_is_enough():
         ({"image": ""}, "no image"),
         ({"image": "a b"}, "contains a space"),
         ({"namespace": "My.Space"}, "invalid namespace"),
-        ({"memory": "512"}, "--memory 512 is less than a megabyte"),
+        ({"memory": "512"}, "--memory 512 is less than 1 MiB"),
         ({"cpus": "x"}, "--cpus must be a number of CPUs"),
         ({"shm": "x"}, "--shm must be an amount"),
         ({"ephemeral_storage": "x"}, "--ephemeral-storage must be an amount"),

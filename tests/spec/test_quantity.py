@@ -66,7 +66,7 @@ def test_bytes(text):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("512", "--memory 512 is less than a megabyte"),
+        ("512", "--memory 512 is less than 1 MiB"),
         ("512GB", "--memory must be an amount such as 512Gi, not '512GB'"),
         ("512 Gi", "--memory must be an amount"),
         ("500m", "--memory must be an amount"),

@@ -60,7 +60,7 @@ def test_volumes(text, volume):
         ("new:big:/data", "the size in --volume new:big:/data must be an amount"),
         ("new:10Gi:/data:RWX:fast:x", "'fast:x' is neither an access mode nor a storage class"),
         ("emptydir", "it needs a path"),
-        ("emptydir:5:/x", "less than a megabyte"),
+        ("emptydir:5:/x", "less than 1 MiB"),
         ("hostpath:/a:/b", "is a folder of the machine"),
         ("/a:/b", "is a folder of the machine"),
     ],

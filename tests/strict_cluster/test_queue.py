@@ -62,7 +62,7 @@ def test_waiting_job_shows_the_reason(plain: Ground, queue: str) -> None:
 def test_missing_queue(plain: Ground, queue: str) -> None:
     job = wl.submit(["true"], queue="absent", cpus="250m", memory="512Mi")
     found = _wait_for_blocker(job, reasons.QUEUE_MISSING)
-    assert 'queue "absent" not found in the job\'s namespace; there are: ' in found.sentence
+    assert 'queue "absent" not found in the job\'s namespace; available: ' in found.sentence
     assert queue in found.sentence
     _end(plain, job)
 

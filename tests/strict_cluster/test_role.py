@@ -109,7 +109,7 @@ def _ask_why_it_waits() -> None:
     job = wl.submit(["true"], gpus=4096)
     wait_for(
         lambda: any(one.reason == "Unschedulable" for one in job.status().conditions),
-        "the status reports that no node is that big",
+        "the status reports that no node is large enough",
     )
     job.cancel(now=True)
     job.wait(30)

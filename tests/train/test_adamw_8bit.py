@@ -46,7 +46,7 @@ def test_missing_torchao_has_an_install_hint(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao.optim", None)
     with pytest.raises(SpecError, match="needs torchao") as refused:
         run(tmp_path)
-    assert refused.value.hint == "pip install torchao"
+    assert refused.value.hint == "run `pip install torchao`"
 
 
 @needs_torchao

@@ -315,7 +315,7 @@ def test_second_save_of_a_step_replaces_the_first(checkpoints, tmp_path):
 
 
 def test_facts_must_be_json(checkpoints):
-    with pytest.raises(SpecError, match="must be JSON"):
+    with pytest.raises(SpecError, match="must be JSON-serializable"):
         checkpoints.save(make_state(), step=1, facts={"loss": torch.tensor(1.0)})
 
 

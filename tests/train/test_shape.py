@@ -34,7 +34,7 @@ def test_hsdp_shards_within_a_node_and_replicates_across() -> None:
     ("text", "world_size", "message", "hint"),
     [
         ("fdsp", 2, "unknown strategy 'fdsp'", "did you mean fsdp?"),
-        ("fsdp=3,dp=2", 4, "needs 6 ranks, but there are 4", "leave dp out"),
+        ("fsdp=3,dp=2", 4, "needs 6 ranks, but there are 4", "omit dp"),
         ("fsdp=0", 4, "invalid axis size 'fsdp=0'", "fsdp=8,dp=2"),
         ("dp=2,dp=2", 4, "invalid axis size 'dp=2'", ""),
         ("none", 2, "independent models", "ddp"),

@@ -106,5 +106,5 @@ def test_loader_reads_rows_in_worker_processes(tmp_path: Path) -> None:
 def test_invalid_packings_are_refused() -> None:
     with pytest.raises(SpecError, match="rows of 1 tokens"):
         make_packs([3], 1)
-    with pytest.raises(SpecError, match="no tokens to pack"):
+    with pytest.raises(SpecError, match="contain no tokens"):
         make_packs([0, 0], 8)

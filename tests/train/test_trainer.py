@@ -147,7 +147,7 @@ def test_preemption_saves_and_stops(tmp_path):
     finally:
         trainer.context.preemption._deadline_s = None
     assert caught.value.code == 143
-    assert str(caught.value) == "step 3 is saved; a restart resumes from it"
+    assert str(caught.value) == "saved step 3, to resume from it"
     assert recorder.checkpoints == [3]
     assert make_trainer(tmp_path).fit().resumed_from == 3
 
@@ -262,7 +262,7 @@ def test_log_lines_can_be_grepped(tmp_path, capsys):
         ({"data": None}, "no training data given"),
         ({"loss": "cross_entrop"}, "did you mean cross_entropy"),
         ({"optimizer": "adamww"}, "did you mean adamw"),
-        ({"precision": "bf8"}, "there are fp32, bf16, fp16"),
+        ({"precision": "bf8"}, "available: fp32, bf16, fp16"),
         ({"optimizer": lambda _: 3}, "must return an optimizer, not a int"),
         ({"strategy": "deepspeed"}, "DeepSpeed"),
     ],

@@ -93,7 +93,7 @@ def test_help_describes_each_setting(options_type):
         (
             ["--learning-rate", "1"],
             "unknown trainer setting 'learning_rate'",
-            "it is called lr here",
+            "use `lr` instead",
         ),
         ({"optim_lr": 3, "lr": 3}, "optim_lr and lr are the same setting", "pass only one of them"),
         ({"epochs": "three"}, "epochs must be int | None, not 'three'", "change epochs"),

@@ -114,7 +114,7 @@ def test_unreadable_job_is_omitted_from_the_list(client, home, capsys):
     path.write_text(text.replace('"peer_wait_s"', '"was_not_there"'))
     try:
         assert sorted(job.name for job in client.list_jobs()) == ["one", "two"]
-        assert "older is left out: cannot read Plan" in capsys.readouterr().err
+        assert "skipping older: cannot read Plan" in capsys.readouterr().err
     finally:
         path.write_text(text)
 

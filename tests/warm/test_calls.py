@@ -71,7 +71,7 @@ def test_chosen_ranks_of_another_node_form_a_group(warm):
 
 def test_unknown_ranks_are_refused(warm):
     remote = kt.fn(tasks.whoami).to(warm).distribute("spmd", workers=2)
-    with pytest.raises(kt.WindlassError, match="rank 5 does not exist: there are 2"):
+    with pytest.raises(kt.WindlassError, match="rank 5 does not exist: the compute has 2 ranks"):
         remote(ranks=[5])
     assert len(remote()) == 2
 

@@ -99,7 +99,7 @@ def test_nodes_are_replaced_when_they_cannot_change_in_place(on, make, capfd):
     again = make(name=compute.name, memory="310Mi")
     assert kt.fn(tasks.find_agent).to(again)() != agent
     err = capfd.readouterr().err
-    assert "its nodes are replaced, because these settings cannot change in place: memory" in err
+    assert "replacing its nodes, because some settings cannot change in place (memory" in err
     assert err.index("replaced") < err.index("starting 1 node")
     # the first handle may not use its old nodes
     assert len(on.pod_uids(again)) == 1
@@ -116,7 +116,7 @@ def test_another_python_replaces_the_nodes(on, make, capfd, tmp_path):
     capfd.readouterr()
     assert kt.fn(tasks.find_agent).to(again)() != agent
     err = capfd.readouterr().err
-    assert "its nodes are replaced, because these settings cannot change in place: python: /" in err
+    assert "replacing its nodes, because some settings cannot change in place (python: /" in err
     assert "none" not in err
 
 

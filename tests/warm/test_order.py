@@ -175,7 +175,7 @@ def test_waiting_call_reports_it_once(warm, shared, monkeypatch):
     err = capture_stderr(monkeypatch)
     job = kt.fn(tasks.block).to(warm).submit(f"{shared.path}/started", f"{shared.path}/go")
     shared.wait_for("started")
-    line = f"waiting for the call {job.id} to end; windlass cancel {job.id} ends it"
+    line = f"waiting for the call {job.id} to end; `windlass cancel {job.id}` stops it"
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(kt.fn(tasks.echo).to(warm), 1)
         wait_for(lambda: line in err.getvalue(), "the wait is reported", 60)

@@ -113,7 +113,7 @@ class _Machine:
             count = len(before)
             taken = self._stack[len(self._stack) - count :]
             if len(taken) != count:
-                raise IndexError("its stack runs empty")
+                raise IndexError("stack underflow")
             del self._stack[len(self._stack) - count :]
             return taken
         mark = len(self._stack) - 1

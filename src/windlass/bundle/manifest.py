@@ -127,7 +127,7 @@ def make_manifest(entries: Iterable[FileEntry]) -> Manifest:
         for above in parents_of(path):
             if above in paths:
                 raise BundleError(
-                    f"{shown(above)} is both a file and the folder of {shown(path)}",
+                    f"{shown(above)} is both a file and a parent folder of {shown(path)}",
                     hint="exclude one of them with .windlassignore",
                 )
     return Manifest(entries=ordered, digest=digest_of(ordered))
@@ -162,14 +162,14 @@ def apply_delta(old: Manifest, delta: Delta) -> Manifest:
     if delta.base != old.digest:
         raise BundleError(
             f"the delta starts from bundle {delta.base[:12]}, but this node has bundle {old.digest[:12]}",
-            hint="send the whole bundle once: a delta from the empty manifest",
+            hint="send the complete bundle, as a delta from the empty manifest",
         )
     entries = {entry.path: entry for entry in old.entries}
     for path in delta.removed:
         if entries.pop(path, None) is None:
             raise BundleError(
                 f"the delta removes {shown(path)!r}, which is not part of the bundle",
-                hint="send the whole bundle once: a delta from the empty manifest",
+                hint="send the complete bundle, as a delta from the empty manifest",
             )
     if len({entry.path for entry in delta.written}) != len(delta.written):
         raise BundleError("the delta writes a file twice", hint="send the bundle again")

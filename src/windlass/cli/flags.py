@@ -118,7 +118,7 @@ def _make_option(setting: Setting) -> Callable[[F], F]:
         *names,
         multiple=is_repeated,
         metavar=metavar,
-        help=f"{_render_help(setting)}{' (may be repeated)' if is_repeated else ''}",
+        help=f"{_render_help(setting)}{' (repeatable)' if is_repeated else ''}",
         **placed,
     )
 

@@ -41,7 +41,7 @@ VERBS = {
     ),
     "deploy": (
         "windlass.cli.verbs.deploy:deploy",
-        "Bring up a script's decorated functions and apps.",
+        "Deploy a script's decorated functions and apps.",
     ),
     "call": ("windlass.cli.verbs.call:call", "Call a deployed function or method by its name."),
     "compute": (
@@ -52,14 +52,14 @@ VERBS = {
     "status": ("windlass.cli.verbs.status:status", "Show the state of a job."),
     "why": (
         "windlass.cli.verbs.status:why",
-        "Explain in one sentence why a job waits or failed.",
+        "Explain in one sentence why a job is pending or has failed.",
     ),
     "logs": ("windlass.cli.verbs.logs:logs", "Print or follow the output of the ranks."),
     "wait": ("windlass.cli.verbs.attach:wait", "Wait until a job has ended."),
     "result": ("windlass.cli.verbs.result:result", "Print what each rank returned or raised."),
     "report": (
         "windlass.cli.verbs.report:report",
-        "Compare the throughput and efficiency of trainings.",
+        "Compare the throughput and efficiency of training runs.",
     ),
     "attach": ("windlass.cli.verbs.attach:attach", "Watch a running job from any terminal."),
     "port-forward": (
@@ -68,11 +68,11 @@ VERBS = {
     ),
     "cancel": ("windlass.cli.verbs.cancel:cancel", "Cancel jobs, and wait until they have ended."),
     "rm": ("windlass.cli.verbs.cancel:rm", "Remove ended jobs with their logs and results."),
-    "export": ("windlass.cli.verbs.export:export", "Print the YAML of a job without starting it."),
+    "export": ("windlass.cli.verbs.export:export", "Print a job as YAML without starting it."),
     "image": ("windlass.cli.verbs.image:image", "Print the Dockerfile of an Image."),
     "doctor": (
         "windlass.cli.verbs.doctor:doctor",
-        "Check this machine or a cluster for what jobs need.",
+        "Check that this machine or a cluster can run jobs.",
     ),
     "engines": (
         "windlass.cli.verbs.engines:engines",
@@ -85,7 +85,7 @@ VERBS = {
     "config": ("windlass.cli.verbs.config:config", "Show or change settings."),
     "completion": (
         "windlass.cli.verbs.completion:completion",
-        "Print the completion script of a shell.",
+        "Print a shell completion script.",
     ),
     "version": ("windlass.cli.verbs.config:version", "Print the version."),
 }
@@ -197,14 +197,16 @@ class UnknownCommand(click.UsageError):
         path = ctx.command_path
         is_target = name.endswith(".py") or "::" in name
         otherwise = (
-            f"did you mean windlass run {name}?" if is_target else f"{path} --help lists them"
+            f"did you mean `windlass run {name}`?"
+            if is_target
+            else f"run `{path} --help` to list them"
         )
         meant = MEANINGS.get(name, "")
         if meant.partition(" ")[0] in known:
-            self.hint = f"did you mean {path} {meant}?"
+            self.hint = f"did you mean `{path} {meant}`?"
             return
         self.hint = did_you_mean(
-            name, known, otherwise, show=lambda verb: f"{path} {verb}", alike=0.5
+            name, known, otherwise, show=lambda verb: f"`{path} {verb}`", alike=0.5
         )
 
 

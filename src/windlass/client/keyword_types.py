@@ -80,7 +80,7 @@ class JobOrAppKeywords(TypedDict, total=False):
     node_restarts: int
     """number of lost nodes to tolerate"""
     timeout_s: float | str | None
-    """end the job this long after it first starts"""
+    """time limit of the job, counted from its first start"""
     lease_s: float | str | None
     """time that an attached job survives without its client (default: chosen by the engine: 5s on local,
     5m in pods)"""
@@ -144,8 +144,8 @@ class JobKeywords(NodeKeywords, JobOrAppKeywords, total=False):
     preload: Sequence[str] | None
     """modules to import once, before ranks are forked (default: torch, if the code imports it)"""
     image: str
-    """container image of the pods, with Python and torch (default: pytorch/pytorch with the local version
-    of torch)"""
+    """container image of the pods, with Python and torch (default: the pytorch/pytorch image that matches
+    the local torch)"""
     in_image: bool
     """run a target that is part of the image, and upload no code"""
     tolerations: Sequence[str]

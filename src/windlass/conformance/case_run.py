@@ -28,14 +28,14 @@ _INI = """\
 pythonpath = .
 addopts = --import-mode=importlib --strict-markers --timeout=300
 """
-_REINSTALL = "pip install --upgrade 'windlass[conformance]'"
+_REINSTALL = "run `pip install --upgrade 'windlass[conformance]'`"
 
 
 def check_pytest() -> None:
     """Raise EngineMissing if pytest is not installed. No other part of Windlass needs it."""
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
         raise EngineMissing(
-            "windlass conformance needs pytest", hint="pip install 'windlass[conformance]'"
+            "windlass conformance needs pytest", hint="run `pip install 'windlass[conformance]'`"
         )
 
 
@@ -91,7 +91,7 @@ def _open_place(
 
         return open_place(settings)
     if claim:
-        raise SpecError("--shared-claim is only for clusters", hint="leave it out")
+        raise SpecError("--shared-claim is only for clusters", hint="omit it")
     return contextlib.nullcontext()
 
 
@@ -114,7 +114,7 @@ def _run_pytest(recorder: CaseRecorder, project: Path, scratch: Path, keyword: s
         raise EngineError(f"the cases cannot be loaded:\n{recorder.collect_error}")
     if code == pytest.ExitCode.NO_TESTS_COLLECTED:
         raise SpecError(
-            f"no case matches {keyword!r}", hint="run all cases with: windlass conformance --all"
+            f"no case matches {keyword!r}", hint="run all cases with `windlass conformance --all`"
         )
     if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
         raise EngineError(f"pytest could not run the cases (exit code {code:d})", hint=_REINSTALL)

@@ -128,7 +128,7 @@ def make_compute_engine(name: str, settings: Settings) -> ComputeEngine:
     engine = make_engine(name, settings)
     if "computes" not in engine.can:
         raise SpecError(
-            f"the engine {name} runs jobs, but cannot keep computes",
+            f"the engine {name} supports jobs but not computes",
             hint="use engine local, kubernetes or monarchmesh",
         )
     return cast("ComputeEngine", engine)
@@ -139,7 +139,7 @@ def as_engine(renderer: Renderer) -> Engine:
     if only_exports(renderer.name):
         raise SpecError(
             f"{_EXPORTS[renderer.name][1]} is only exported, not run by Windlass",
-            hint=f"windlass export -e {renderer.name} ... | kubectl apply -f -, "
+            hint=f"run `windlass export -e {renderer.name} ... | kubectl apply -f -`, "
             "or run with -e kubernetes",
         )
     return cast("Engine", renderer)
@@ -207,7 +207,7 @@ def _load_plugin(name: str) -> Any:
         packages = " and ".join(_describe(entry) for entry in entries)
         raise EngineMissing(
             f"the packages {packages} both provide an engine {name!r}",
-            hint=f"pip uninstall {_package_name(entries[-1])}",
+            hint=f"run `pip uninstall {_package_name(entries[-1])}`",
         )
     try:
         plugin = entries[0].load()
@@ -246,7 +246,7 @@ def _blame(name: str, what: str) -> EngineMissing:
     entry = _read_plugins()[name][0]
     return EngineMissing(
         f"the engine {name!r} of the package {_describe(entry)} {what}",
-        hint=f"pip install --upgrade {_package_name(entry)}, or use another engine",
+        hint=f"run `pip install --upgrade {_package_name(entry)}`, or use another engine",
     )
 
 

@@ -45,7 +45,7 @@ def find_fault(version: str, node: ClusterNode) -> str:
         return ""
     return (
         f"Monarch is not installed on node {node.index} ({sys.executable}) -> "
-        "pip install torchmonarch there, or use an image that has it"
+        "run `pip install torchmonarch` there, or use an image that has it"
     )
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from windlass import names, processes
+from windlass.errors import count_noun
 from windlass.frameworks import python_ranks
 from windlass.frameworks.ray_flags import (
     AGENT_PORT,
@@ -198,12 +199,12 @@ def find_fault(version: str, node: ClusterNode) -> str:
     if not version:
         return (
             f"Ray is not installed on {where} ({sys.executable}) -> "
-            "pip install 'ray[default]' there, or use an image that has it: images.ray(TAG)"
+            "run `pip install 'ray[default]'` there, or use an image that has it: images.ray(TAG)"
         )
     if node.version and read_version(version)[:1] != read_version(node.version)[:1]:
         return (
             f"the client has Ray {node.version}, but {where} has {version}: they may be unable to unpickle "
-            f"each other's objects -> use one version: pip install ray=={version}, or another image"
+            f"each other's objects -> use one version: `pip install ray=={version}`, or another image"
         )
     if node.own_address or node.pretends_gpus or node.size.gpus <= (here := count_gpus()):
         return ""  # Kubernetes schedules a pod only where its GPUs are free

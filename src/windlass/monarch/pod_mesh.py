@@ -28,7 +28,7 @@ def find_hosts(mesh_name: str, selector: str, namespace: str) -> list[str]:
     if not pods:
         raise EngineError(
             f"no pod of {api.namespace} has the labels {wanted}",
-            hint=f"list the pods' labels: kubectl get pods -n {api.namespace} --show-labels",
+            hint=f"run `kubectl get pods -n {api.namespace} --show-labels` to list the pods' labels",
         )
     return make_addresses(pods)
 
@@ -74,7 +74,7 @@ def _read_rank(pod: Object) -> int:
         if index is not None:
             return index
     raise EngineError(
-        f"the index of pod {name_of(pod)} is unknown: no label holds it",
+        f"pod {name_of(pod)} has no index label",
         hint=f"label the pod with {' or '.join(_RANK_LABELS)}",
     )
 

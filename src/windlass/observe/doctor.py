@@ -146,7 +146,7 @@ def _check_installed_torch() -> Check:
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        hint = "pip install torch, or set python to an interpreter that has it"
+        hint = "run `pip install torch`, or set python to an interpreter that has it"
         return Check(name="torch here", state="warn", found="not installed", hint=hint)
     return Check(name="torch here", state="ok", found=version)
 
@@ -175,7 +175,9 @@ def _check_home(home: Path) -> Check:
         return Check(name="home", state="missing", found=text, hint=hint, needed=True)
     text = f"{home}, {_size(free_bytes)} free"
     if free_bytes < _MIN_FREE_BYTES:
-        return Check(name="home", state="warn", found=text, hint="windlass rm --ended frees space")
+        return Check(
+            name="home", state="warn", found=text, hint="run `windlass rm --ended` to free space"
+        )
     return Check(name="home", state="ok", found=text, needed=True)
 
 
@@ -237,7 +239,7 @@ def _check_engines(settings: Settings) -> Iterator[Check]:
                 name=f"engine {name}", state="missing", found=error.message, hint=error.hint
             )
             continue
-        note = f"; windlass doctor -e {name} checks the cluster" if "pods" in engine.can else ""
+        note = f"; `windlass doctor -e {name}` checks the cluster" if "pods" in engine.can else ""
         yield Check(name=f"engine {name}", state="ok", found=f"available{default}{note}")
 
 

@@ -74,7 +74,7 @@ def check_cluster(settings: Settings, *, deep: bool = False) -> Iterator[Check]:
         )
         return
     context = f" (context {api.context})" if api.context else ""
-    text = f"Kubernetes {version} at {api.server}{context}, answers in {took_s * 1000:.0f} ms"
+    text = f"Kubernetes {version} at {api.server}{context}, response time {took_s * 1000:.0f} ms"
     yield Check(name="cluster", state="ok", found=text, needed=True)
     for name, run_check in _make_checks(dialect).items():
         try:
@@ -92,7 +92,9 @@ def _check_rights(api: Api, rights: Sequence[Right]) -> Iterator[Check]:
     missing = check_access(api, rights=rights)
     where = f"in namespace {api.namespace}"
     if not missing:
-        yield Check(name="rights", state="ok", found=f"every verb we need {where}", needed=True)
+        yield Check(
+            name="rights", state="ok", found=f"all required permissions {where}", needed=True
+        )
         return
     needed = [one for one in missing if not one.right.optional]
     optional = [one for one in missing if one.right.optional]
@@ -125,7 +127,7 @@ def _check_namespace(api: Api) -> Iterator[Check]:
             name="namespace",
             state="missing",
             found=f"namespace {api.namespace} not found",
-            hint=f"kubectl create namespace {api.namespace}, or choose one with --namespace",
+            hint=f"run `kubectl create namespace {api.namespace}`, or choose one with --namespace",
             needed=True,
         )
         return

@@ -83,7 +83,7 @@ def __getattr__(name: str) -> Any:
             raise
         raise ModuleNotFoundError(
             f"windlass.train.{name} needs {error.name}, which is not installed here: "
-            "pip install 'windlass[train]', or use an image that has it",
+            "run `pip install 'windlass[train]'`, or use an image that has it",
             name=error.name,
         ) from error
     return getattr(module, name)

@@ -119,7 +119,7 @@ def wait_for_report(
         raise JobFailed(f"job {known.name} is {seen}{why}", hint=hint)
     raise NotInTime(
         f"job {known.name} is {seen} after {timeout_s:g} s, not {' or '.join(sorted(expected))}",
-        hint=f"the job is still active; see windlass why {known.job.id}",
+        hint=f"the job is still active; run `windlass why {known.job.id}` to see what it waits for",
     )
 
 

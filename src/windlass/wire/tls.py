@@ -98,12 +98,12 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise EngineError(
             f"the job's certificates cannot be read: {error}",
-            hint="the job's Secret is incomplete or not mounted; submit the job again",
+            hint="submit the job again; its Secret may be incomplete or not mounted",
         ) from error
 
 
 def _unreadable(what: str, error: Exception) -> EngineError:
     return EngineError(
         f"{what} cannot be used: {error}",
-        hint="the job's Secret was changed; submit the job again",
+        hint="submit the job again; its Secret was changed",
     )

@@ -61,7 +61,7 @@ def test_the_secret_is_never_in_the_command():
             HERE.replaced(version="3.1.0"),
             "the client has Ray 3.1.0, but node 0 has 2.60",
         ),
-        ("2.60.0", HERE.replaced(size=NodeSize(gpus=999)), "node 0 needs 999 GPU(s)"),
+        ("2.60.0", HERE.replaced(size=NodeSize(gpus=999)), "node 0 needs 999 GPUs"),
         ("2.60.0", HERE.replaced(size=NodeSize(gpus=999), pretends_gpus=True), ""),
         ("2.60.0", HEAD.replaced(size=NodeSize(gpus=999)), ""),
     ],
@@ -80,7 +80,7 @@ def test_notes_for_the_user():
     assert make_note("2.56.0", skewed) == "the client has Ray 2.60.1, the nodes have 2.56.0"
     assert make_note("2.60.0", skewed) == ""
     pretending = HERE.replaced(size=NodeSize(gpus=2), pretends_gpus=True)
-    assert make_note("2.60.0", pretending) == "the 2 GPU(s) of node 0 are pretended"
+    assert make_note("2.60.0", pretending) == "node 0 pretends to have 2 GPUs"
 
 
 def test_versions():

@@ -148,12 +148,12 @@ def test_returned_and_stopped_ranks_did_not_fail():
         (
             outcome(1, "exited", exit_code=143, error=error("a.b.Preempted", "step 7 is saved")),
             FailureKind.KILLED,
-            "rank 1 on job-1-node-0 ended on SIGTERM: step 7 is saved",
+            "rank 1 on job-1-node-0 exited on SIGTERM: step 7 is saved",
         ),
         (
             outcome(1, "exited", exit_code=143, error=error("builtins.SystemExit", "143")),
             FailureKind.KILLED,
-            "rank 1 on job-1-node-0 ended on SIGTERM",
+            "rank 1 on job-1-node-0 exited on SIGTERM",
         ),
         (
             outcome(1, "exited", exit_code=5),
@@ -165,7 +165,7 @@ def test_returned_and_stopped_ranks_did_not_fail():
             FailureKind.USER_ERROR,
             "rank 1 on job-1-node-0 exited with code 0 before its work returned (os._exit?)",
         ),
-        (outcome(3, "lost"), FailureKind.LOST_NODE, "job-1-node-1 was lost with rank 3 on it"),
+        (outcome(3, "lost"), FailureKind.LOST_NODE, "job-1-node-1 (rank 3) was lost"),
         (
             outcome(1, "exited", exit_code=1, error=ErrorInfo(type="", message="")),
             FailureKind.USER_ERROR,

@@ -341,6 +341,6 @@ def test_warnings_of_nodes_are_in_the_status(tmp_path, num_nodes):
     warnings = {c.reason: c.message for c in status.conditions if c.type == "warning"}
     assert warnings["LogTruncated"] == "rank-0.log is incomplete"
     assert warnings["Importing"] == "x could not be preloaded: ImportError: no"
-    assert "importing threader started 2 thread(s)" in warnings["ForkUnsafe"]
+    assert "importing threader started 2 threads" in warnings["ForkUnsafe"]
     assert len([c for c in status.conditions if c.type == "warning"]) == 3  # each is reported once
     assert "imports done" in [moment.name for moment in status.timeline]

@@ -33,7 +33,7 @@ def test_next_attempt_starts_when_a_lost_node_returns(tmp_path):
     assert nodes.kinds(1) == ["start", "start"]  # a lost node gets no orders
     [lost] = status.history
     assert (lost.kind, lost.node, lost.rank) == (FailureKind.LOST_NODE, 1, 2)
-    assert lost.message == "job-1-node-1 was lost with rank 2 on it: its link broke"
+    assert lost.message == "job-1-node-1 (rank 2) was lost: its link broke"
     assert [(node.state, node.host) for node in status.nodes] == [
         ("joined", ""),
         ("joined", "rack-8"),

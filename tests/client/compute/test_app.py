@@ -245,7 +245,7 @@ def test_number_of_nodes(command, replicas, nodes):
         ({"cli_command": "a", "replicas": 0}, "whole number of at least 1"),
         (
             {"cli_command": "torchrun --nnodes=4 t.py", "replicas": 2},
-            r"has --nnodes=4, but 2 node\(s\) would run it\n  hint: remove --nnodes",
+            r"has --nnodes=4, but 2 nodes would run it\n  hint: remove --nnodes",
         ),
     ],
 )

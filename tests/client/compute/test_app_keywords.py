@@ -23,7 +23,7 @@ from windlass.kube.diagnosis.pod_scheduling import diagnose
             "it had no nodes after 9 s (launch_timeout)",
         ),
         ("kubectl delete pod p --grace-period=0 --force", None),
-        ("windlass doctor -e kubernetes shows what is free", None),
+        ("`windlass doctor -e kubernetes` shows what is free", None),
     ],
 )
 def test_flags_are_keywords(text, expected):

@@ -173,7 +173,7 @@ def test_an_answer_of_another_kind_is_refused():
 
     with scripted(lead) as home:
         connection = home.dial()
-        with pytest.raises(ProtocolError, match="answered 'unknown', expected 'info'"):
+        with pytest.raises(ProtocolError, match="replied with 'unknown' instead of 'info'"):
             expect(ComputeInfo, connection.ask(AskInfo()))
         connection.close()
 

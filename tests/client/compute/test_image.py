@@ -159,7 +159,7 @@ def test_invalid_variables(given, message):
         (lambda: wl.Image().pip_instal, "did you mean pip_install?"),
         (lambda: wl.Image().run_bash, "did you mean run?"),
         (lambda: wl.Image().set_env_vars, "did you mean env?"),
-        (lambda: wl.Image().zzz, "there are pip_install, run, env, from_docker"),
+        (lambda: wl.Image().zzz, "available: pip_install, run, env, from_docker"),
         (lambda: wl.images.pytorc, "did you mean pytorch?"),
         (lambda: wl.images.Debian, "did you mean debian?"),
     ],

@@ -55,7 +55,7 @@ def test_short_access_modes(given, mode):
         ({"name": "A_b"}, "invalid volume name"),
         ({"name": ""}, "invalid volume name"),
         ({"size": 100}, 'size="100Gi"'),
-        ({"size": "100"}, "is less than a megabyte"),
+        ({"size": "100"}, "is less than 1 MiB"),
         ({"size": "big"}, "the size of volume data must be an amount such as 512Gi"),
         ({"mount_path": ""}, "volume data needs a mount_path"),
         ({"mount_path": "data"}, "mount_path of volume data: 'data' is not an absolute path"),

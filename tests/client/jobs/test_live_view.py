@@ -324,7 +324,9 @@ def test_restart_is_shown():
     )
     view.show(again, [])
     view.show(again, [])
-    assert messages.getvalue() == ("windlass: rank 1 was killed by SIGKILL; restarted, attempt 1\n")
+    assert messages.getvalue() == (
+        "windlass: rank 1 was killed by SIGKILL; restarted as attempt 1\n"
+    )
 
 
 def test_interrupts_show_the_remaining_steps():
@@ -335,8 +337,8 @@ def test_interrupts_show_the_remaining_steps():
     view.interrupted(now=False)
     view.interrupted(now=True)
     assert messages.getvalue().splitlines() == [
-        "windlass: stopping 0 rank(s); Ctrl-C again to kill them now",
-        "windlass: stopping 3 rank(s); Ctrl-C again to kill them now",
+        "windlass: stopping 0 ranks; Ctrl-C again to kill them now",
+        "windlass: stopping 3 ranks; Ctrl-C again to kill them now",
         "windlass: killing every rank now",
     ]
 
@@ -350,8 +352,8 @@ def test_the_quiet_view_is_quiet(capsys):
 
 
 def test_blocker_is_wrapped_at_words_and_hint_starts_a_line():
-    message = ("each pod wants more than there is, " * 4).rstrip()
-    hint = "windlass compute rm my-idle-compute"
+    message = ("each pod requests more than there is, " * 4).rstrip()
+    hint = "`windlass compute rm my-idle-compute`"
     blocker = Condition(type="blocker", reason="X", message=message, hint=hint, since_s=1.0)
     blocked = status(Phase.PENDING, conditions=(blocker,))
     for messages in (Tty(), io.StringIO()):
@@ -359,7 +361,7 @@ def test_blocker_is_wrapped_at_words_and_hint_starts_a_line():
         *whole, _ = messages.getvalue().split("\n")
         assert " ".join(one.strip() for one in whole) == f"windlass: {message} -> {hint}"
         if messages.isatty():
-            assert whole[-1] == "  -> windlass compute rm my-idle-compute"
+            assert whole[-1] == "  -> `windlass compute rm my-idle-compute`"
             assert max(map(len, whole)) < 100
         else:
             assert len(whole) == 1

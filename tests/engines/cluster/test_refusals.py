@@ -78,7 +78,9 @@ def test_doctor_warns_and_prints_the_cluster_role(cluster, settings):
 @on_trainjob
 def test_unknown_runtime_is_named_with_the_known_ones(engine, cluster, dialect):
     cluster.put("clustertrainingruntimes")
-    with pytest.raises(SpecError, match="'torch-distribted' found for namespace space") as caught:
+    with pytest.raises(
+        SpecError, match="'torch-distribted' is available in namespace space"
+    ) as caught:
         submit(engine, dialect, runtime="torch-distribted")
     assert RUNTIME in caught.value.hint
 

@@ -52,7 +52,7 @@ def test_export_has_the_given_name():
 def test_engine_without_a_launcher_is_refused():
     with pytest.raises(SpecError, match="raycluster have no launcher without Windlass") as refused:
         load_plain("raycluster")
-    assert "leave out --plain" in refused.value.hint
+    assert "omit --plain" in refused.value.hint
 
 
 def test_engine_uses_this_export():

@@ -101,7 +101,9 @@ def test_rejections_include_the_server_message(server: ScriptedMlflow) -> None:
 
 def test_unreachable_server_raises_os_error(server: ScriptedMlflow) -> None:
     store = RestStore("http://127.0.0.1:1", {})
-    with pytest.raises(ConnectionError, match=r"no MLflow server answers at http://127\.0\.0\.1:1"):
+    with pytest.raises(
+        ConnectionError, match=r"cannot reach the MLflow server at http://127\.0\.0\.1:1"
+    ):
         store.read_params("r")
 
 

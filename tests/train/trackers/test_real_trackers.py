@@ -189,5 +189,5 @@ def test_wandb_offline_keeps_its_run_id(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
 def test_missing_library_has_an_install_hint(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"needs wandb.*\n.*pip install wandb; metrics\.jsonl is"):
+    with pytest.raises(SpecError, match=r"needs wandb.*\n.*pip install wandb`; metrics\.jsonl is"):
         trackers_of("wandb", tmp_path)

@@ -22,7 +22,7 @@ from windlass.settings.table import BY_NAME
 @place_options
 @json_option
 def deploy(script: str, replace: bool, as_json: bool) -> None:
-    """Deploy the decorated functions and classes and the apps of SCRIPT.py, which is imported.
+    """Import SCRIPT.py and deploy its decorated functions, classes and apps.
 
     Prints a line with name, kind and address for each. A deployed function can be called from anywhere with
     windlass.get(NAME).

@@ -11,7 +11,7 @@ import re
 import shlex
 from dataclasses import replace
 
-from windlass.errors import SpecError
+from windlass.errors import SpecError, count_noun
 from windlass.settings import NodeRange, Settings
 from windlass.spec.launchers import (
     ACCELERATE,
@@ -63,7 +63,7 @@ def check_num_nodes(command: str, num_nodes: int, keyword: str) -> None:
         text = str(limits) if limits.min < limits.max else str(limits.max)
         flag = (_NNODES.search(command) or [""])[0].replace(" ", "=").partition("=")[0]
         raise SpecError(
-            f"the command has {flag}={text}, but {num_nodes} node(s) would run it",
+            f"the command has {flag}={text}, but {count_noun(num_nodes, 'node')} would run it",
             hint=f"remove {flag}, or use {keyword}{limits.max}",
         )
 
@@ -101,7 +101,7 @@ def add_size_flags(work: Command, line: LauncherLine, num_nodes: int) -> Command
             program = shlex.join(line.program) or "train.py"
             raise SpecError(
                 "deepspeed connects to other nodes by SSH, which the nodes do not run",
-                hint=f"windlass run --nodes {num_nodes} --procs {work.procs} {program}",
+                hint=f"run `windlass run --nodes {num_nodes} --procs {work.procs} {program}`",
             )
         return insert_flags(work, line, _make_deepspeed_flags(line, work.procs))
     return work

@@ -27,6 +27,7 @@ from windlass.client.terminal import (
     wants_color,
     wrap_advice,
 )
+from windlass.errors import count_noun
 from windlass.waiting import wait_until
 from windlass.wire.log_lines import LogLine, LogQuery
 from windlass.wire.states import NOT_ENDED, MomentName, RankState

@@ -408,7 +408,7 @@ def _find_python(wanted: str) -> str:
     interpreter = shutil.which(os.path.expanduser(wanted))
     if interpreter is None:
         raise SpecError(
-            f"Python interpreter {wanted!r} not found", hint="give the path to Python 3.10 or later"
+            f"Python interpreter {wanted!r} not found", hint="pass the path to Python 3.10 or later"
         )
     return os.path.abspath(interpreter)
 

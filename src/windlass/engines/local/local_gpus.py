@@ -100,7 +100,7 @@ def check_gpus(share: GpuShare, num_nodes: int, env: Mapping[str, str]) -> tuple
     if len(gpus) < wanted:
         asked = count_noun(wanted, "GPU") + (f" for {num_nodes} nodes" if num_nodes > 1 else "")
         raise SpecError(
-            f"{asked} requested, but this machine has {describe_gpus(count_devices(), len(gpus))}",
+            f"requested {asked}, but this machine has {describe_gpus(count_devices(), len(gpus))}",
             hint=f"omit --gpus{' or request fewer' if gpus else ''}, use a cluster with "
             "-e kubernetes, or add --pretend-gpus to start as many ranks on the CPU",
         )
@@ -160,7 +160,7 @@ def _make_shortage(wanted: int, num_free: int, gpus: Sequence[str], held: Held) 
             by_job.setdefault(Path(held[gpu][0]), []).append(gpu)
     holders = ", ".join(f"{job.name} holds {','.join(ids)}" for job, ids in by_job.items())
     return GpusTaken(
-        f"{count_noun(wanted, 'GPU')} requested, but {num_free} of {len(gpus)} here are free: {holders}",
+        f"requested {count_noun(wanted, 'GPU')}, but {num_free} of {len(gpus)} here are free: {holders}",
         hint=f"run `windlass wait {next(iter(by_job)).name}`, then start this again, or request fewer",
         holders=[JobFolder(job) for job in by_job],
     )

@@ -67,7 +67,7 @@ def read_suspension(
         return Blocker(
             reason=SUSPENDED,
             message=f"it is suspended: {why}",
-            hint=f"kubectl edit {kind} {name_of(job)}: set suspend to false",
+            hint=f"run `kubectl edit {kind} {name_of(job)}` and set suspend to false",
             since_s=since_s,
         )
     return make_half_submitted(since_s)
@@ -102,20 +102,20 @@ def read_waiting(
     return Blocker(
         reason=NOT_ADMITTED,
         message=f'it waits in the queue "{queue}"{f": {why}" if why else ""}',
-        hint="it starts when Kueue admits it; kubectl describe localqueue "
-        f"{queue} shows what is ahead",
+        hint="it starts when Kueue admits it; `kubectl describe localqueue "
+        f"{queue}` shows what is ahead",
         since_s=since_s,
     )
 
 
 def _make_missing_queue(queue: str, queues: Sequence[str], since_s: float) -> Blocker:
     more = f" and {len(queues) - _MAX_NAMED} more" if len(queues) > _MAX_NAMED else ""
-    there = f"there are: {', '.join(queues[:_MAX_NAMED])}{more}" if queues else "there are none"
+    there = f"available: {', '.join(queues[:_MAX_NAMED])}{more}" if queues else "it has no queues"
     hint = "use another --queue, or ask an admin to create this LocalQueue"
     return Blocker(
         reason=QUEUE_MISSING,
         message=f'queue "{queue}" not found in the job\'s namespace; {there}',
-        hint=hint if queues else f"leave out --queue; or is Kueue not installed? {hint}",
+        hint=hint if queues else "omit --queue, or ask an admin whether Kueue is installed",
         since_s=since_s,
     )
 
@@ -182,7 +182,7 @@ def find_idle_operator(
         reason=OPERATOR_IDLE,
         message=f"{operator} has not made {missing} of {object_name}"
         f"{f', and says: {warning}' if warning else ': is its controller running?'}",
-        hint=f"kubectl describe {kind.lower()} {name_of(body)} shows its events; "
+        hint=f"`kubectl describe {kind.lower()} {name_of(body)}` shows its events; "
         "ask an admin of the cluster to check it, or use --engine kubernetes",
         since_s=max(created_s(body), resumed_s, since_s),
     )

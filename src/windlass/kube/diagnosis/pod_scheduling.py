@@ -111,7 +111,7 @@ def diagnose(pod: Object, sentence: str, *, nodes: Sequence[Object] = ()) -> Dia
     counts = "; ".join(_count_lacking(cause, num_nodes, is_too_big) for cause in lacking)
     biggest = _describe_biggest(nodes, [cause.resource for cause in lacking])
     others = "".join(f"; {_describe_cause(c, num_nodes)}" for c in causes if not c.resource)
-    asks = f"each pod wants {wanted}" if wanted else "each pod wants more"
+    asks = f"each pod requests {wanted}" if wanted else "each pod requests more"
     hint = _hint_lacking([cause.resource for cause in lacking], is_too_big)
     if any("untolerated taint" in cause.text for cause in causes):
         taints = find_taints([cause.text for cause in causes], nodes)
@@ -129,10 +129,10 @@ def _count_lacking(cause: Cause, num_nodes: int, is_too_big: bool) -> str:
 def _hint_lacking(resources: list[str], is_too_big: bool) -> str:
     flags = ", ".join(dict.fromkeys(flag_for(name) for name in resources))
     if is_too_big:
-        return f"no node is that big: request less with {flags}, and more --nodes"
+        return f"no node is large enough; lower {flags} and raise --nodes"
     return (
         f"{WHEN_OTHERS_END}; to start sooner, request less with {flags} or --nodes; "
-        "windlass doctor -e kubernetes shows what is free"
+        "`windlass doctor -e kubernetes` shows what is free"
     )
 
 
@@ -173,7 +173,7 @@ def _diagnose_volume(text: str) -> Diagnosis | None:
         return Diagnosis(reason=VOLUME, message=message, hint=hint)
     if "unbound" in text and "PersistentVolumeClaim" in text:
         message = "a volume claim is not bound yet: nothing has provided its volume"
-        hint = "kubectl describe pvc shows why. Often its storage class does not exist"
+        hint = "`kubectl describe pvc` shows why. Often its storage class does not exist"
         return Diagnosis(reason=VOLUME, message=message, hint=hint)
     if "volume node affinity" in text or "available persistent volumes" in text:
         message = f"its volume can only be used on other nodes: {text}"
@@ -229,7 +229,9 @@ def find_taints(texts: Sequence[str], nodes: Sequence[Object] = ()) -> list[str]
 def _advise_toleration(taints: Sequence[str]) -> str:
     if taints:
         return " ".join(f"--toleration {taint}" for taint in taints[:_MAX_TAINTS])
-    return "--toleration (like nvidia.com/gpu=present; kubectl describe nodes shows the taints)"
+    return (
+        "--toleration (such as nvidia.com/gpu=present; `kubectl describe nodes` shows the taints)"
+    )
 
 
 def _diagnose_place(
@@ -306,7 +308,7 @@ def _read_security(text: str) -> Diagnosis | None:
     return Diagnosis(
         reason=POD_SECURITY,
         message=f'the namespace\'s Pod Security level "{match["level"]}" forbids these pods: {match["why"]}',
-        hint="leave out --run-as and --patch (without them, pods are restricted), or use another --namespace",
+        hint="omit --run-as and --patch (without them, pods are restricted), or use another --namespace",
     )
 
 
@@ -317,7 +319,7 @@ def _read_account(text: str) -> Diagnosis | None:
     return Diagnosis(
         reason=SERVICE_ACCOUNT,
         message=f'service account "{match["name"]}" not found in the job\'s namespace',
-        hint="correct --service-account, or leave it out",
+        hint="correct --service-account, or omit it",
     )
 
 

@@ -85,7 +85,7 @@ def open_store(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
     except ModuleNotFoundError:
         raise SpecError(
-            "--sync-to needs fsspec", hint="pip install fsspec (and s3fs for s3://)"
+            "--sync-to needs fsspec", hint="run `pip install fsspec` (and s3fs for s3://)"
         ) from None
     try:
         store, root = url_to_fs(url)

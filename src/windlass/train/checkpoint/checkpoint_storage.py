@@ -169,7 +169,7 @@ class UrlStorage:
         except ModuleNotFoundError as error:
             raise SpecError(
                 f"a checkpoint folder with a URL ({root}) needs fsspec, which is not installed",
-                hint="pip install fsspec (and s3fs for s3://), or give a local path",
+                hint="run `pip install fsspec` (and s3fs for s3://), or use a local path",
             ) from error
         self.root = root.rstrip("/")
         self._files: Any

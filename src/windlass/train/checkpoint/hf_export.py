@@ -188,7 +188,7 @@ def import_save_file() -> Any:
     except ModuleNotFoundError as error:
         raise SpecError(
             "exporting to Hugging Face's format needs safetensors, which is not installed",
-            hint="pip install 'windlass[llm]'",
+            hint="run `pip install 'windlass[llm]'`",
         ) from error
 
     def save(tensors: Mapping[str, torch.Tensor], path: Path, *, metadata: dict[str, str]) -> None:

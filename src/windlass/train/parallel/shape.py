@@ -57,7 +57,7 @@ def read_shape(text: str, *, world_size: int, local_world_size: int | None = Non
     if shape.world_size != world_size:
         raise SpecError(
             f"the shape {text!r} needs {shape.world_size} ranks, but there are {world_size}",
-            hint="dp x fsdp x tp must equal the number of ranks; leave dp out, "
+            hint="dp x fsdp x tp must equal the number of ranks; omit dp, "
             'or write "ddp" or "fsdp", which support any number',
         )
     return shape

@@ -46,7 +46,7 @@ class Preempted(SystemExit):
     def __str__(self) -> str:
         if not self.is_saved:
             return f"step {self.step} is lost because checkpoint_every=0 disables checkpoints"
-        return f"step {self.step} is saved; a restart resumes from it"
+        return f"saved step {self.step}, to resume from it"
 
 
 class TorchTrainer:

@@ -118,7 +118,7 @@ class Decorated:
             if getattr(marks, kind) is not None and getattr(self.marks, kind) is not None:
                 raise SpecError(
                     f"{self.name} is decorated with @{kind} twice",
-                    hint="put all keywords into one decorator",
+                    hint="pass all arguments to one decorator",
                 )
         distribute = self.marks.distribute if marks.distribute is None else marks.distribute
         compute = self.marks.compute if marks.compute is None else marks.compute

@@ -78,7 +78,9 @@ class Connection(BlockingLink):
 def expect(kind: type[M], received: Received) -> M:
     """Return the received message, or raise ProtocolError if it is of another kind."""
     if not isinstance(received.message, kind):
-        raise ProtocolError(f"the lead answered {received.message.kind!r}, expected {kind.kind!r}")
+        raise ProtocolError(
+            f"the lead replied with {received.message.kind!r} instead of {kind.kind!r}"
+        )
     return received.message
 
 

@@ -68,7 +68,7 @@ def make_spread(
     if worker_node_options and cluster is None:
         raise SpecError(
             f"worker_node_options have no effect with framework {framework}, which has no head",
-            hint='give Compute(gpus=..., cpus=..., memory=...), or framework="ray"',
+            hint='use Compute(gpus=..., cpus=..., memory=...), or framework="ray"',
         )
     options = _read_options(worker_node_options or {})
     fewest, most = _read_workers(workers)
@@ -90,7 +90,7 @@ def _read_options(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise SpecError(
             f"worker_node_options must be a dict, not {given!r:.60}",
-            hint='{"gpus": 1, "cpus": "4", "memory": "16Gi"}',
+            hint='pass a dict such as {"gpus": 1, "cpus": "4", "memory": "16Gi"}',
         )
     make_size(given, "worker_node_options:")
     return dict(given)

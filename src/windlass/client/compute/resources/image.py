@@ -93,7 +93,9 @@ def _check_word(word: str, *, is_value: bool) -> None:
         )
     if is_value or word.startswith("-") or _is_path(word) or _PACKAGE.match(word):
         return
-    raise SpecError(f"invalid package {word!r:.120}: pip does not accept this name", hint=_guess(word))
+    raise SpecError(
+        f"invalid package {word!r:.120}: pip does not accept this name", hint=_guess(word)
+    )
 
 
 def _is_path(word: str) -> bool:
