@@ -5,6 +5,7 @@ The text about each message is its docstring. All other text of the page is in t
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 from windlass import names
@@ -13,6 +14,7 @@ from windlass.wire.message import Direction, Message
 from windlass.wire.messages import agents, calls, computes, forkserver, jobs, ranks
 
 PATH = Path(__file__).parents[1] / "docs/protocol.md"
+_WIDTH = 100
 _DIRECTIONS = (
     *(jobs.CLIENT_TO_LEAD, jobs.LEAD_TO_CLIENT, jobs.LEAD_TO_NODE, jobs.NODE_TO_LEAD),
     *(calls.CLIENT_TO_COMPUTE_LEAD, calls.COMPUTE_LEAD_TO_CLIENT),
@@ -22,30 +24,32 @@ _DIRECTIONS = (
 )
 _HEAD = f"""# The protocol
 
-This page lists every message between Windlass's processes, for protocol version
-{names.PROTOCOL_VERSION}. `make protocol` writes it from the records in `src/windlass/wire/messages`.
-Edit those instead.
+This page lists every message between Windlass's processes, as of protocol version
+{names.PROTOCOL_VERSION}. It is generated from the records in `src/windlass/wire/messages` by
+`make protocol`. Edit those records instead.
 
-Agents exchange messages as frames, and so do clients and leads. A frame is the lengths of header and
-body, 4 bytes each, then a header in JSON and a body of bytes (`wire/frames.py`). A header has at most
-{names.MAX_HEADER_BYTES >> 10} KiB and a body {names.MAX_BODY_BYTES >> 20} MiB. A longer one is refused
-by its length, before it is buffered. The key `type` names the kind of message.
+Agents exchange messages as frames, and so do clients and leads. A frame consists of the lengths of
+header and body (4 bytes each), a header in JSON, and a body of bytes (`wire/frames.py`). A header
+has at most {names.MAX_HEADER_BYTES >> 10} KiB, and a body at most {names.MAX_BODY_BYTES >> 20} MiB.
+Longer ones are rejected by their length, before they are buffered. The key `type` names the kind of
+message.
 
-The first frame on a connection is a `hello`. A peer of another version or another job receives a
+The first frame on a connection is a `hello`. A peer with another version or another job receives a
 refusal, and its connection is closed.
 
 **Each kind is a record** (`wire/message.py`), read once on arrival. `records.py` checks the type and
 range of every field. An error closes the connection and names the field. A kind that is not in the
-table of its direction is refused. Unknown keys are ignored, and a field with a default, shown with `=`,
-is optional.
+table of its direction is rejected. Unknown keys are ignored. Fields with a default, shown with `=`,
+are optional.
 
 **Cost.** A record is not a dataclass, because creating 80 dataclasses would take longer than the
-agent's start. `records.py` creates the checks of a kind when the first message of it arrives. Node 0
-and the lead share a process and pass records in memory. An empty call therefore reads four messages:
+agent's start. `records.py` creates the checks of a kind when its first message arrives. Node 0 and
+the lead share a process and pass records in memory. An empty call therefore reads four messages:
 the client's, one by each rank, each rank's answer, and the results by the client
 ([times](benchmarks.md)).
 
-Datagrams and messages of the fork server are JSON of the same form, under `type`, `kind` or `event`.
+Datagrams and messages of the fork server are JSON in the same form. They use the key `type`, `kind`
+or `event`.
 """
 
 
@@ -53,7 +57,16 @@ def render() -> str:
     """Return the whole page."""
     shown: set[type[Message]] = set()
     sections = [_render_direction(direction, shown) for direction in _DIRECTIONS]
-    return "\n".join([_HEAD, *sections, _render_parts(shown)])
+    return "\n".join([_wrap(_HEAD), *sections, _render_parts(shown)])
+
+
+def _wrap(text: str) -> str:
+    """Return text with every paragraph wrapped, because values change the length of lines."""
+    paragraphs = text.rstrip().split("\n\n")
+    wrapped = (
+        textwrap.fill(" ".join(one.split()), _WIDTH, break_on_hyphens=False) for one in paragraphs
+    )
+    return "\n\n".join(wrapped) + "\n"
 
 
 def _render_direction(direction: Direction, shown: set[type[Message]]) -> str:

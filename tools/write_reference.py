@@ -51,8 +51,8 @@ def _lines(*lines: str) -> str:
 def _python() -> Iterator[str]:
     yield "# Python"
     yield _lines(
-        "`import windlass as wl`. Omitted settings come from the environment or a file, else from their",
-        "[defaults](settings.md).",
+        "Look up every public function, class and keyword of `import windlass as wl`. Settings that you",
+        "omit come from the environment or a file, or else from their [defaults](settings.md).",
     )
     yield "## Functions"
     for name in FUNCTIONS:
@@ -147,10 +147,18 @@ def _render_error(name: str) -> str:
 def _cli() -> Iterator[str]:
     yield "# Command line"
     yield _lines(
-        "What `windlass VERB --help` shows. For `run` and `export` this page shows `--help-all`, the",
-        "list of all flags. Data goes to stdout and messages to stderr. `--json` prints data for programs.",
+        "Look up every command, flag and exit code of `windlass`. For `run` and `export`, this page shows",
+        "`--help-all`. Data goes to stdout and messages to stderr. `--json` prints data for programs.",
     )
-    yield "Exit codes: 0 ok, 1 the job failed, 2 wrong usage, 3 the engine or the cluster, 130 interrupted."
+    yield _lines(
+        "| exit code | meaning |",
+        "|---|---|",
+        "| 0 | success |",
+        "| 1 | the job failed |",
+        "| 2 | wrong usage |",
+        "| 3 | an error of the engine or the cluster |",
+        "| 130 | interrupted |",
+    )
     yield from _render_group(cli, click.Context(cli, info_name="windlass", **_WIDE))
 
 
@@ -180,10 +188,11 @@ def _render_group(group: click.Group, context: click.Context) -> Iterator[str]:
 def _settings() -> Iterator[str]:
     yield "# Settings"
     yield _lines(
-        "Each setting is a flag of `windlass run`, a keyword of `wl.run` and `wl.submit`, a variable,",
-        "and a key in `windlass.toml` or in `[tool.windlass]` of `pyproject.toml`. Flags take precedence",
+        "Look up the name, default and meaning of each setting. You can set each one as a flag of",
+        "`windlass run`, a keyword of `wl.run` and `wl.submit`, an environment variable, or a key in",
+        "`windlass.toml` or in `[tool.windlass]` of `pyproject.toml`. Flags and keywords take precedence",
         "over variables, then come the project's file and `~/.config/windlass/config.toml`.",
-        "`windlass config` shows the values that apply here and their sources.",
+        "`windlass config` shows the values in effect and their sources.",
     )
     groups: dict[str, list[Setting]] = {}
     for setting in SETTINGS:
