@@ -79,7 +79,9 @@ def test_command_line_reports_missing_gpus(tmp_path, machine):
 
 
 def test_too_few(eight, monkeypatch):
-    with pytest.raises(wl.SpecError, match=r"requested 16 GPUs for 2 nodes .* this machine has 8"):
+    with pytest.raises(
+        wl.SpecError, match=r"requested 16 GPUs for 2 nodes, but this machine has 8"
+    ):
         wl.run(look, nodes=2, gpus=8, quiet=True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,-1,4")
     few = r"requested 3 GPUs, .* 8, of which CUDA_VISIBLE_DEVICES=2,3,-1,4 leaves 2"

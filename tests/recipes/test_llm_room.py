@@ -124,8 +124,8 @@ def test_8b_with_defaults_recomputes_activations_on_an_h200():
     assert (settled.micro_batch, settled.optimizer) == (2, "adamw")
     assert messages == [
         (
-            "activation checkpointing is on: without it one row at a time would take some 146 GiB of the "
-            "GPU's 140; steps take up to a third longer"
+            "activation checkpointing is on: without it one row at a time would need about 146 GiB "
+            "(the GPU has 140 GiB); steps take up to a third longer"
         ),
         (
             "processing 2 rows at a time, because 16 would need about 140 GiB (the GPU has 140 GiB); "
