@@ -151,7 +151,7 @@ def make_rows(chosen: Iterable[str], samples: Mapping[str, list[Sample]]) -> lis
 def render_table(rows: Iterable[Row]) -> str:
     """Return the results as a Markdown table."""
     lines = [
-        "| against | windlass | peer | ratio | pairs | target |",
+        "| against | Windlass | baseline | ratio | pairs | target |",
         "|---|--:|--:|--:|--:|---|",
     ]
     return "\n".join([*lines, *(_render_row(row) for row in rows)])

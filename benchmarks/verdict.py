@@ -48,7 +48,7 @@ def measure(stubborn: bool) -> float:
 
 def main() -> None:
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 10
-    print("| peers | median | slowest |\n|---|--:|--:|")
+    print("| the other ranks | median | slowest |\n|---|--:|--:|")
     for stubborn in (False, True):
         times = [measure(stubborn) for _ in range(repeats)]
         name = "ignore SIGTERM" if stubborn else "exit on SIGTERM"

@@ -50,7 +50,7 @@ def find_ratio(line: Line, lines: Iterable[Line]) -> float | None:
 def render_table(lines: Sequence[Line]) -> str:
     """Return the results as a Markdown table."""
     head = [
-        "| case | contestant | median | worst (p99) | memory | times ours | target |",
+        "| case | tool | median | worst (p99) | memory | times Windlass | target |",
         "|---|---|--:|--:|--:|--:|---|",
     ]
     rows, last = [], ""
