@@ -220,7 +220,7 @@ def test_unreachable_webhook_is_named_with_a_hint(engine: str, way_out: bool) ->
     text = f'Internal error occurred: failed calling webhook "v.trainer.kubeflow.org": {why}'
     body = json.dumps({"message": text, "reason": "InternalError"}).encode()
     where = ClusterPlace(server="https://a", context="", engine=engine)
-    error = read_refusal(500, body, asked="create trainjobs/x", where=where)
+    error = read_refusal(500, body, description="create trainjobs/x", where=where)
     assert error.message == (
         f"could not create trainjobs/x: the cluster's webhook v.trainer.kubeflow.org did not respond: {why}"
     )

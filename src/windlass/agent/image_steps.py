@@ -395,9 +395,9 @@ def _count_common(done: Sequence[Plain], chain: Sequence[str]) -> int:
 
 
 def _emit_dropped(gone: Sequence[Plain], steps: Sequence[ImageStep], emit: Emit) -> None:
-    asked = {label(step) for step in steps}
+    requested = {label(step) for step in steps}
     for step in gone:
-        if step["label"] not in asked:
+        if step["label"] not in requested:
             emit(f"no longer a step: {step['label']}; its effects stay on this node until replaced")
 
 

@@ -252,9 +252,9 @@ def _scan_folder(
         if _is_skipped_name(entry.name) or (is_folder and _is_skipped_folder(Path(entry.path))):
             continue
         path = f"{folder.path}{entry.name}/" if is_folder else folder.path + entry.name
-        asked = own.verdict(path)
+        verdict = own.verdict(path)
         ignored = folder.hidden or git.verdict(path) is True
-        left_out = asked is True or (ignored and asked is None)
+        left_out = verdict is True or (ignored and verdict is None)
         if is_folder and not (left_out and not own.negates):
             yield _Folder(path=path, git=git, own=own, hidden=ignored)
         elif not is_folder and not left_out:

@@ -145,11 +145,11 @@ def load_framework(name: str) -> Framework:
     return framework
 
 
-def choose_framework(asked: str, *, is_command: bool) -> Framework:
-    """Return the framework that runs the work. An empty `asked` selects the default for its kind."""
+def choose_framework(requested: str, *, is_command: bool) -> Framework:
+    """Return the framework that runs the work. An empty `requested` selects the default for its kind."""
     from windlass.spec.work import Command, Function
 
-    framework = load_framework(asked or (Command if is_command else Function).framework)
+    framework = load_framework(requested or (Command if is_command else Function).framework)
     if is_command and not framework.takes_commands:
         return load_framework(Command.framework)
     return framework

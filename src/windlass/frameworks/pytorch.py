@@ -107,7 +107,7 @@ def _set_store(rendezvous: Any, name_part: Callable[[], str] | None) -> None:
     ) -> Any:
         distributed = sys.modules["torch.distributed"]
         part = name_part() if name_part is not None else ""
-        asked = {
+        requested = {
             names.MASTER_ADDR: str(host),
             names.MASTER_PORT: str(port),
             names.WORLD_SIZE: str(world_size),
@@ -115,7 +115,7 @@ def _set_store(rendezvous: Any, name_part: Callable[[], str] | None) -> None:
                 names.TORCHELASTIC_USE_AGENT_STORE, ""
             ),
         }
-        if names.STORE in _rendezvous and asked.items() <= _rendezvous.items():
+        if names.STORE in _rendezvous and requested.items() <= _rendezvous.items():
             file = _rendezvous[names.STORE] + (part.replace("/", "-") or "all")
             store = distributed.FileStore(file, -1)  # the agent removes the file with its world
             store.set_timeout(timeout)

@@ -353,8 +353,8 @@ class TrainerClient:
         chosen = find_runtime(wanted, self.list_runtimes())
         if "runtime" in self._names.engine.can:
             settings["runtime"] = chosen.name
-        asked = settings.get("image") or self._given.get("image")  # from the trainer or the client
-        if chosen.trainer.image and not asked:
+        image = settings.get("image") or self._given.get("image")  # from the trainer or the client
+        if chosen.trainer.image and not image:
             settings["image"] = chosen.trainer.image
         return settings
 

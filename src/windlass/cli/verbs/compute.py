@@ -145,7 +145,7 @@ def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
     else:  # an unknown name raises before any compute is ended
         computes = [find_living(text, wheres) for text in texts]
     if is_all and computes and not yes:
-        _ask(computes)
+        _confirm(computes)
     for one in {str(one.ref): one for one in computes}.values():
         end_job(one.where, one.ref)
         if not as_json:
@@ -156,7 +156,7 @@ def rm(texts: tuple[str, ...], is_all: bool, yes: bool, as_json: bool) -> None:
         print_notice("no compute is running")
 
 
-def _ask(computes: list[FoundCompute]) -> None:
+def _confirm(computes: list[FoundCompute]) -> None:
     names = ", ".join(f"{one.name} ({one.ref})" for one in computes)
     if not sys.stdin.isatty():
         raise SpecError(f"this would end {names}", hint="add --yes to end them without asking")

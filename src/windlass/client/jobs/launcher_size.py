@@ -81,13 +81,13 @@ def fit_launcher(work: Command, settings: Settings) -> tuple[Command, Settings]:
     most = nodes.max if isinstance(nodes, NodeRange) else nodes
     check_num_nodes(command, most, "--nodes ")
     _check_rank(line, most)
-    asked = work.procs or settings.procs
-    if line.num_procs is not None and asked and asked != line.num_procs:
+    requested = work.procs or settings.procs
+    if line.num_procs is not None and requested and requested != line.num_procs:
         raise SpecError(
-            f"the command starts {line.num_procs} processes per node, but {asked} were requested",
+            f"the command starts {line.num_procs} processes per node, but {requested} were requested",
             hint=f"remove the number from the command, or use --procs {line.num_procs}",
         )
-    procs = line.num_procs or asked or settings.gpus or 1
+    procs = line.num_procs or requested or settings.gpus or 1
     sized = add_size_flags(replace(work, procs=procs), line, most)
     return sized, replace(settings, nodes=nodes, procs=1)
 

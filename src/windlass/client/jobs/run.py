@@ -181,7 +181,7 @@ def _check_arguments(
         )
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise SpecError(
-            f"kwargs must be a dict, not {kwargs!r:.60}", hint=f"wl.run({name}, kwargs={{...}})"
+            f"kwargs must be a dict, not {kwargs!r:.60}", hint=f"use wl.run({name}, kwargs={{...}})"
         )
     unknown = [key for key in flags if key not in BY_NAME]
     if unknown and callable(target):
@@ -307,12 +307,12 @@ def describe_pretence(settings: Settings) -> tuple[str, ...]:
     )
 
 
-def _describe_procs(asked: int | None, spec: JobSpec) -> tuple[str, ...]:
+def _describe_procs(requested: int | None, spec: JobSpec) -> tuple[str, ...]:
     """Return the note on a framework that starts another number of ranks than requested."""
-    if asked in (None, spec.procs):
+    if requested in (None, spec.procs):
         return ()
     processes = "one process" if spec.procs == 1 else f"{spec.procs} processes"
-    return (f"framework {spec.framework}: {processes} per node, not {asked}",)
+    return (f"framework {spec.framework}: {processes} per node, not {requested}",)
 
 
 def _describe_standalone(work: Work, num_nodes: int) -> tuple[str, ...]:

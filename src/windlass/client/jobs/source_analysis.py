@@ -173,14 +173,14 @@ def choose_preload(script: Path) -> tuple[str, ...]:
     root = script.parent  # folder of absolute imports
     if any(level == 0 and is_of_train(name) for name, level in read_imports(script)):
         return TRAINING
-    asked: set[str] = set()
+    seen: set[str] = set()
     for name, level in walk_imports(script, root):
         if level == 0 and is_of_train(name):
             return TRAINING
         top = name.partition(".")[0]
-        if level or top in asked:
+        if level or top in seen:
             continue
-        asked.add(top)
+        seen.add(top)
         if top == "torch" or _needs_torch(top, root):
             return TORCH
     return ()

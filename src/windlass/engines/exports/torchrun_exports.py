@@ -211,8 +211,8 @@ def _check_trainjob(plan: Plan, pod: PodSpec, rendezvous: Rendezvous) -> None:
         "--patch": pod.patch,
         "--secret NAME": make_env_from(pod),
     }
-    for flag, asked in unsupported.items():
-        if asked:
+    for flag, requested in unsupported.items():
+        if requested:
             raise SpecError(f"a TrainJob cannot set {flag}: only its runtime can", hint=hint)
 
 

@@ -98,9 +98,9 @@ def check_gpus(share: GpuShare, num_nodes: int, env: Mapping[str, str]) -> tuple
     gpus = list_gpus(os.environ)
     wanted = num_nodes * share.per_node
     if len(gpus) < wanted:
-        asked = count_noun(wanted, "GPU") + (f" for {num_nodes} nodes" if num_nodes > 1 else "")
+        requested = count_noun(wanted, "GPU") + (f" for {num_nodes} nodes" if num_nodes > 1 else "")
         raise SpecError(
-            f"requested {asked}, but this machine has {describe_gpus(count_devices(), len(gpus))}",
+            f"requested {requested}, but this machine has {describe_gpus(count_devices(), len(gpus))}",
             hint=f"omit --gpus{' or request fewer' if gpus else ''}, use a cluster with "
             "-e kubernetes, or add --pretend-gpus to start as many ranks on the CPU",
         )

@@ -181,10 +181,10 @@ def check_access(api: Api, *, rights: Sequence[Right]) -> list[MissingRight]:
 
     Every user may make access reviews.
     """
-    asked = [MissingRight(right=right, verb=verb) for right in rights for verb in right.verbs]
+    requested = [MissingRight(right=right, verb=verb) for right in rights for verb in right.verbs]
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        allowed = list(pool.map(lambda one: _is_allowed(api, one), asked))
-    return [one for one, has in zip(asked, allowed, strict=True) if not has]
+        allowed = list(pool.map(lambda one: _is_allowed(api, one), requested))
+    return [one for one, has in zip(requested, allowed, strict=True) if not has]
 
 
 def check_needed(api: Api, *, rights: Sequence[Right]) -> None:

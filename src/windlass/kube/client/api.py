@@ -232,7 +232,7 @@ class Api:
             HttpRequest(
                 method="GET",
                 path=kind.path(namespace=self.namespace),
-                asked=self._describe("watch", kind),
+                description=self._describe("watch", kind),
                 params={"labelSelector": labels, "fieldSelector": fields},
             ),
             stop=stop,
@@ -261,7 +261,7 @@ class Api:
             "sinceSeconds": None if since_s is None else max(1, round(since_s)),
             "timestamps": "true" if timestamps else "",
         }
-        return self._ask(
+        return self._send_request(
             "get",
             "GET",
             PODS,
@@ -287,7 +287,7 @@ class Api:
         """
         is_review = method == "POST" and path.rstrip("/").endswith("reviews")
         request = HttpRequest(
-            method=method, path=path, asked=f"{method.lower()} {path}", body=body, params=params,
+            method=method, path=path, description=f"{method.lower()} {path}", body=body, params=params,
             timeout_s=timeout_s, is_repeatable=method != "POST" or is_review,
         )  # fmt: skip
         data = self._transport.request(request).data
@@ -303,22 +303,26 @@ class Api:
         """
         from windlass.kube.client.forward import open_forward
 
-        path, asked = self._forward_request(pod)
-        return open_forward(self._transport, path, port, asked=asked, timeout_s=timeout_s)
+        path, description = self._forward_request(pod)
+        return open_forward(
+            self._transport, path, port, description=description, timeout_s=timeout_s
+        )
 
     def open_stream(self, pod: str, port: int, *, timeout_s: float = _FORWARD_S) -> PodStream:
         """Return a stream to a port in a pod, without a thread and therefore faster than `forward`."""
         from windlass.kube.client.forward import open_stream
 
-        path, asked = self._forward_request(pod)
-        return open_stream(self._transport, path, port, asked=asked, timeout_s=timeout_s)
+        path, description = self._forward_request(pod)
+        return open_stream(
+            self._transport, path, port, description=description, timeout_s=timeout_s
+        )
 
     def _forward_request(self, pod: str) -> tuple[str, str]:
         path = PODS.path(namespace=self.namespace, name=pod, part="portforward")
         return path, self._describe("forward a port of", PODS, pod)
 
     def _object(self, *args: Any, **options: Any) -> Object:
-        data = self._ask(*args, **options).data
+        data = self._send_request(*args, **options).data
         try:
             answer = json.loads(data)
         except ValueError as error:
@@ -329,7 +333,7 @@ class Api:
             ) from error
         return answer if isinstance(answer, dict) else {}
 
-    def _ask(
+    def _send_request(
         self,
         verb: str,
         method: str,
@@ -346,9 +350,9 @@ class Api:
         path = kind.path(
             namespace=namespace or self.namespace, name="" if method == "POST" else name, part=part
         )
-        asked = self._describe(verb, kind, name, namespace, part)
+        description = self._describe(verb, kind, name, namespace, part)
         return self._transport.request(
-            HttpRequest(method=method, path=path, asked=asked, **options)
+            HttpRequest(method=method, path=path, description=description, **options)
         )
 
     def _describe(

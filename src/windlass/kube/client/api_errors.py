@@ -92,17 +92,17 @@ def make_role_hint(engine: str) -> str:
     return f"`windlass doctor -e {engine} --role` prints the Role to ask an admin for"
 
 
-def read_refusal(code: int, body: bytes, *, asked: str, where: ClusterPlace) -> ClusterError:
-    """Return the error for a failed request. `asked` is like "create secrets/a in namespace x"."""
+def read_refusal(code: int, body: bytes, *, description: str, where: ClusterPlace) -> ClusterError:
+    """Return the error for a failed request. `description` is like "create secrets/a in namespace x"."""
     text, reason = _read_status(code, body)
     if code == 401:
         return _make_unauthorized(text, where)
     if code == 403:
-        return _make_forbidden(text, reason, asked=asked, where=where)
+        return _make_forbidden(text, reason, description=description, where=where)
     if code == 404:
-        return _make_not_found(text, reason, asked=asked, where=where)
+        return _make_not_found(text, reason, description=description, where=where)
     if code >= 500 and (webhook := _WEBHOOK_CALL.search(text)):
-        return _make_webhook_error(webhook, code, reason, asked=asked, where=where)
+        return _make_webhook_error(webhook, code, reason, description=description, where=where)
     kind, hint = ClusterError, "check the state of the cluster, then try again"
     if code == 409:
         kind = Conflict
@@ -113,7 +113,7 @@ def read_refusal(code: int, body: bytes, *, asked: str, where: ClusterPlace) -> 
         kind, hint = Rejected, "fix the problem that the message names"
     elif code in _BUSY:
         hint = "the server is overloaded or failing; try again later"
-    return kind(f"could not {asked}: {text}", hint=hint, code=code, reason=reason)
+    return kind(f"could not {description}: {text}", hint=hint, code=code, reason=reason)
 
 
 def _read_status(code: int, body: bytes) -> tuple[str, str]:
@@ -137,12 +137,14 @@ def _make_unauthorized(text: str, where: ClusterPlace) -> Unauthorized:
     )
 
 
-def _make_forbidden(text: str, reason: str, *, asked: str, where: ClusterPlace) -> ClusterError:
+def _make_forbidden(
+    text: str, reason: str, *, description: str, where: ClusterPlace
+) -> ClusterError:
     match = _MAY_NOT.search(text)
     if match is None:
         # Quotas, Pod Security and webhooks also return 403, but a Role would not help.
         return Rejected(
-            f"the cluster refused to {asked}: {text}",
+            f"the cluster refused to {description}: {text}",
             hint="fix the problem that the message names, or ask an admin about that rule",
             code=403,
             reason=reason,
@@ -160,32 +162,32 @@ def _make_forbidden(text: str, reason: str, *, asked: str, where: ClusterPlace) 
 
 
 def _make_webhook_error(
-    webhook: re.Match[str], code: int, reason: str, *, asked: str, where: ClusterPlace
+    webhook: re.Match[str], code: int, reason: str, *, description: str, where: ClusterPlace
 ) -> ClusterError:
     """Return the error for a webhook that did not respond. The webhook has not rejected the object."""
     hint = "its operator may be down: ask an admin of the cluster to check it"
     if where.engine != DEFAULT_ENGINE:
         hint += f", or use `--engine {DEFAULT_ENGINE}`, which needs no operator"
     return ClusterError(
-        f"could not {asked}: the cluster's webhook {webhook['name']} did not respond: {webhook['why']}",
+        f"could not {description}: the cluster's webhook {webhook['name']} did not respond: {webhook['why']}",
         hint=hint,
         code=code,
         reason=reason,
     )
 
 
-def _make_not_found(text: str, reason: str, *, asked: str, where: ClusterPlace) -> NotFound:
+def _make_not_found(text: str, reason: str, *, description: str, where: ClusterPlace) -> NotFound:
     if missing := _NO_NAMESPACE.fullmatch(text):
         return NotFound(
-            f"could not {asked}: namespace {missing['name']} not found",
+            f"could not {description}: namespace {missing['name']} not found",
             hint="run `kubectl get namespaces` to list them, and choose one with --namespace",
             code=404,
             reason=reason,
         )
     if reason == "NotFound" and "could not find the requested resource" not in text:
-        return NotFound(f"could not {asked}: {text}", code=404, reason=reason)
+        return NotFound(f"could not {description}: {text}", code=404, reason=reason)
     return NotFound(
-        f"could not {asked}: {where} does not serve it",
+        f"could not {description}: {where} does not serve it",
         hint=f"it may lack an operator: `windlass doctor -e {where.engine}` lists the installed operators",
         code=404,
         reason=reason,

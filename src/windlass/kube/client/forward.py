@@ -37,36 +37,38 @@ _POLL_S = 60.0
 
 
 def open_stream(
-    transport: Transport, path: str, port: int, *, asked: str, timeout_s: float
+    transport: Transport, path: str, port: int, *, description: str, timeout_s: float
 ) -> PodStream:
-    """Return a stream to a port in a pod. `asked` describes the request in errors and logs."""
-    return PodStream(_open_websocket(transport, path, port, asked=asked, timeout_s=timeout_s))
+    """Return a stream to a port in a pod. `description` names the request in errors and logs."""
+    return PodStream(
+        _open_websocket(transport, path, port, description=description, timeout_s=timeout_s)
+    )
 
 
 def open_forward(
-    transport: Transport, path: str, port: int, *, asked: str, timeout_s: float
+    transport: Transport, path: str, port: int, *, description: str, timeout_s: float
 ) -> socket.socket:
     """Return one end of a socket pair. A thread copies between the other end and the pod."""
-    websocket = _open_websocket(transport, path, port, asked=asked, timeout_s=timeout_s)
+    websocket = _open_websocket(transport, path, port, description=description, timeout_s=timeout_s)
     ours, theirs = socket.socketpair()
-    pump = _Pump(websocket, theirs, name=asked)
+    pump = _Pump(websocket, theirs, name=description)
     threading.Thread(target=pump.run, name=f"windlass-forward-{port}", daemon=True).start()
     return ours
 
 
 def _open_websocket(
-    transport: Transport, path: str, port: int, *, asked: str, timeout_s: float
+    transport: Transport, path: str, port: int, *, description: str, timeout_s: float
 ) -> _Websocket:
     end_s = time.monotonic() + timeout_s
     url = f"{transport.target.server}{path}?{urlencode({'ports': port})}"
     login = transport.login.current()
     try:
         try:
-            return _Websocket(transport, url, end_s=end_s, asked=asked)
+            return _Websocket(transport, url, end_s=end_s, description=description)
         except Unauthorized:
             if not transport.login.renew(login):
                 raise
-            return _Websocket(transport, url, end_s=end_s, asked=asked)
+            return _Websocket(transport, url, end_s=end_s, description=description)
     except (OSError, InvalidHandshake) as error:
         raise make_unreachable(error, where=transport.where, deadline_s=timeout_s) from error
 
@@ -74,14 +76,14 @@ def _open_websocket(
 class _Websocket:
     """Websocket to a pod's port: its socket, the protocol's state, and buffered data."""
 
-    def __init__(self, transport: Transport, url: str, *, end_s: float, asked: str) -> None:
+    def __init__(self, transport: Transport, url: str, *, end_s: float, description: str) -> None:
         target, login = transport.target, transport.login.current()
         context = make_tls_context(target, login) if url.startswith("https:") else None
         left_s = max(0.1, end_s - time.monotonic())
         self.sock = open_socket(target, context, proxy=transport.proxy, timeout_s=left_s)
         self.inbound = bytearray()  # data from the pod that has not been read yet
         self.outbound = bytearray()  # frames that have not been sent yet
-        self._asked = asked
+        self._description = description
         self._opened: set[int] = set()
         self._channel = _DATA
         self._has_error = False
@@ -98,7 +100,10 @@ class _Websocket:
             self.sock.close()
             answer = error.response
             raise read_refusal(
-                answer.status_code, bytes(answer.body or b""), asked=asked, where=transport.where
+                answer.status_code,
+                bytes(answer.body or b""),
+                description=description,
+                where=transport.where,
             ) from error
         except BaseException:
             self.sock.close()
@@ -145,7 +150,7 @@ class _Websocket:
                 self.inbound += data
             elif self._channel == _ERROR and data:
                 text = " ".join(bytes(data).decode(errors="replace").split())
-                logger.info("could not %s: %s", self._asked, text)
+                logger.info("could not %s: %s", self._description, text)
                 self._has_error = True
 
     def _render_frames(self) -> None:

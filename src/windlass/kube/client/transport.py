@@ -201,11 +201,11 @@ def _open_tunnel(host: str, port: int, *, proxy: str, timeout_s: float) -> socke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRequest:
-    """HTTP request. `asked` describes it in errors."""
+    """HTTP request. `description` names it in errors."""
 
     method: str
     path: str
-    asked: str
+    description: str
     params: Mapping[str, Any] | None = None
     body: object = None
     content_type: str = "application/json"
@@ -363,7 +363,9 @@ class Transport:
 
     def _refusal(self, response: urllib3.BaseHTTPResponse, request: HttpRequest) -> ClusterError:
         body = self._read_all(response, request)
-        error = read_refusal(response.status, body, asked=request.asked, where=self.where)
+        error = read_refusal(
+            response.status, body, description=request.description, where=self.where
+        )
         try:
             error.retry_after_s = float(response.headers.get("Retry-After") or 0)
         except ValueError:

@@ -157,12 +157,12 @@ def _read_event(line: bytes, request: HttpRequest) -> Event:
         kind, thing = str(event["type"]), event["object"]
     except (ValueError, KeyError, TypeError) as error:
         raise ClusterError(
-            f"could not {request.asked}: received a malformed event", code=500
+            f"could not {request.description}: received a malformed event", code=500
         ) from error
     if kind == "ERROR":
         code = int(thing.get("code") or 500)
         text = thing.get("message") or "no reason given"
-        raise ClusterError(f"could not {request.asked}: {text}", code=code)
+        raise ClusterError(f"could not {request.description}: {text}", code=code)
     return kind, thing
 
 

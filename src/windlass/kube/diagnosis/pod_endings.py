@@ -207,8 +207,10 @@ def image_of(pod: Object) -> str:
 
 def _requested_image(pod: Object, container: str) -> str:
     spec = pod.get("spec", {})
-    asked = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
-    return next((str(one.get("image", "")) for one in asked if one.get("name") == container), "")
+    containers = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+    return next(
+        (str(one.get("image", "")) for one in containers if one.get("name") == container), ""
+    )
 
 
 def _flat(text: object) -> str:

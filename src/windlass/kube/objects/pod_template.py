@@ -292,8 +292,8 @@ def make_resources(pod: PodSpec) -> Object:
     }
     limits = {name: value for name, value in limits.items() if value}
     keys = {"cpus": "cpu", "ephemeral_storage": "ephemeral-storage"}
-    asked = {keys.get(name, name): value for name, value in pod.requests.items()}
-    resources = {"limits": limits, "requests": {**limits, **asked}}
+    requests = {keys.get(name, name): value for name, value in pod.requests.items()}
+    resources = {"limits": limits, "requests": {**limits, **requests}}
     return {name: values for name, values in resources.items() if values}
 
 

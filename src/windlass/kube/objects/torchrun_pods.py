@@ -224,9 +224,9 @@ def _make_env(plan: Plan, pod: PodSpec, pods: TorchrunPods) -> list[Object]:
         *(_field(name, path) for name, path in fields.items()),
         *({"name": name, "value": value} for name, value in texts.items()),
     ]
-    asked = make_secret_env(pod)
-    taken = {variable["name"] for variable in asked} | {variable["name"] for variable in own}
-    return [*own, *(v for v in pods.env if v["name"] not in taken), *asked]
+    secret_env = make_secret_env(pod)
+    taken = {variable["name"] for variable in secret_env} | {variable["name"] for variable in own}
+    return [*own, *(v for v in pods.env if v["name"] not in taken), *secret_env]
 
 
 def _make_place(plan: Plan, pods: TorchrunPods) -> dict[str, str]:

@@ -320,7 +320,7 @@ class ProcessWriter:
         def write() -> None:
             wait_for_copy()
             try:
-                error = self._ask(request)
+                error = self._send_request(request)
             except (EOFError, OSError):
                 error = f"the process that writes checkpoints {self._describe_end()}"
                 # the process could not record the failure itself
@@ -330,7 +330,7 @@ class ProcessWriter:
 
         return run_in_thread(write)
 
-    def _ask(self, request: WriteRequest) -> str:
+    def _send_request(self, request: WriteRequest) -> str:
         if self._connection is None:
             raise EOFError
         self._connection.send_bytes(pickle.dumps(request))

@@ -174,8 +174,8 @@ class Requests:
         else:
             root = find_project(work.source, self._cwd, str(compute.keywords.get("root") or ""))
             self._project = project_at(root, travels=nodes.is_remote)
-        asked = 1 if spread is None else spread.procs or self._node_procs
-        self.procs = self._framework.count_procs(asked, Calls.kind)
+        procs = 1 if spread is None else spread.procs or self._node_procs
+        self.procs = self._framework.count_procs(procs, Calls.kind)
         has_cluster = self._framework.cluster is not None
         self.num_ranks = self.procs if has_cluster else self._spread.workers * self.procs
         self._constructor: list[payloads.Segment] | None = None
@@ -326,7 +326,7 @@ class Requests:
         if work.is_class and not method:
             raise SpecError(
                 f"{work.name} is a class: call its methods",
-                hint=f"remote.{first_method(work.target)}(...)",
+                hint=f"use remote.{first_method(work.target)}(...)",
             )
         target = _as_defined_now(work.target)
         if not method and not self._project.is_edited:

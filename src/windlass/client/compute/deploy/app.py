@@ -125,7 +125,7 @@ class App:
         if running is not None and not replace:
             raise SpecError(
                 f"the app {self.name} is already running as {running.ref}",
-                hint=f"app.deploy(replace=True) ends it first; `windlass cancel {running.id}` stops it",
+                hint=f"`app.deploy(replace=True)` ends it first; `windlass cancel {running.id}` stops it",
             )
         prepared = self._prepare(wanted)
         wanted.ensure_volumes(self.replicas)
@@ -201,11 +201,11 @@ class App:
         cwd = self._find_folder()
         argv = self._find_command(cwd, is_here=not wanted.has_pods)
         launcher = find_launcher(argv)
-        asked = self._procs or wanted.settings.procs or 0
+        requested = self._procs or wanted.settings.procs or 0
         has_number = launcher is not None and launcher.num_procs is not None
         # one process per GPU, unless the command sets the number
         work = Command(
-            argv=argv, procs=asked or (0 if has_number else int(self._keywords["gpus"] or 0))
+            argv=argv, procs=requested or (0 if has_number else int(self._keywords["gpus"] or 0))
         )
         settings = make_other(
             wanted.settings,
@@ -265,9 +265,9 @@ def _split(command: str) -> tuple[str, ...]:
     if not isinstance(given, str):
         raise SpecError(
             f"cli_command must be a string, not {given!r:.60}",
-            hint='cli_command="torchrun --nproc_per_node=8 train.py"',
+            hint='use cli_command="torchrun --nproc_per_node=8 train.py"',
         )
-    words = read_words(command, "cli_command", example='cli_command="python train.py"')
+    words = read_words(command, "cli_command", example='use cli_command="python train.py"')
     return ("sh", "-c", command) if _SHELL.search(command) else tuple(words)
 
 

@@ -45,12 +45,15 @@ def scale_to(ask_lead: AskLead, grow: Grow, num_nodes: int) -> tuple[int, int]:
     new: Sequence[int] = range(before, num_nodes)
     for _ in range(_MAX_TURNS):
         grow(new, num_nodes)
-        asked = ask_lead(None)
-        if asked == num_nodes:
-            return before, asked
-        new, num_nodes = (), asked  # another client changed the number, and starts the new nodes
+        requested = ask_lead(None)
+        if requested == num_nodes:
+            return before, requested
+        new, num_nodes = (
+            (),
+            requested,
+        )  # another client changed the number, and starts the new nodes
     raise EngineError(
-        f"other clients keep changing the number of nodes: it is {asked} now",
+        f"other clients keep changing the number of nodes: it is {requested} now",
         hint="run `windlass compute ls` to see it",
     )
 
@@ -184,10 +187,10 @@ class LiveNodes:
         for volume in self.wanted.volumes if self.is_remote else ():
             volume.check_nodes(num_nodes)
 
-        def ask_lead(asked: int | None) -> int:
-            if asked is None:
+        def ask_lead(requested: int | None) -> int:
+            if requested is None:
                 return expect(ComputeInfo, self.ask(AskInfo())).nodes
-            order = ScaleNodes(nodes=asked, at_least=at_least)
+            order = ScaleNodes(nodes=requested, at_least=at_least)
             return expect(ComputeInfo, self.ask(order)).before or 0
 
         def grow(new: Sequence[int], in_all: int) -> None:

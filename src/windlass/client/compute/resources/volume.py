@@ -135,7 +135,7 @@ class Volume:
             if not self.size:
                 raise SpecError(
                     f"claim {self.name} not found in namespace {api.namespace}, and no size is set",
-                    hint=f'Volume(name="{self.name}", size="100Gi", ...)',
+                    hint=f'use Volume(name="{self.name}", size="100Gi", ...)',
                 )
             try:
                 api.create(PVCS, self.make_claim_manifest())
@@ -172,8 +172,8 @@ class Volume:
             ),
         }
         return [
-            f"the claim {self.name} already exists with {what} {there}, not {asked}; it is used as it is"
-            for what, (there, asked, is_same) in kept.items()
+            f"the claim {self.name} already exists with {what} {there}, not {requested}; it is used as it is"
+            for what, (there, requested, is_same) in kept.items()
             if not is_same
         ]
 
