@@ -344,7 +344,7 @@ LIVE = {
     "claim": (_job("claim", {}, volumes=[CLAIM]), "VolumeMissing", '"not-there" is missing'),
     "secret": (_job("secret", {"env": [TOKEN]}), "CreateContainerConfigError", '"not-there"'),
     "program": (_job("program", {"command": ["python9"]}), "StartError", '"python9"'),
-    "quota": (_job("quota", BIG), "QuotaExceeded", "a pod wants 900Gi limits.memory"),
+    "quota": (_job("quota", BIG), "QuotaExceeded", "a pod requests 900Gi limits.memory"),
 }
 
 

@@ -29,7 +29,7 @@ BLOCKED: dict[str, tuple[dict[str, Any], str, str]] = {
     "quota": (
         {"nodes": 4, "memory": "3Gi"},
         reasons.QUOTA,
-        r'quota "team" leaves too little: a pod wants 3Gi limits.memory, .* of 8Gi are used',
+        r'quota "team" leaves too little: a pod requests 3Gi limits.memory, .* of 8Gi are used',
     ),
     "limit range": (
         {"cpus": "3"},

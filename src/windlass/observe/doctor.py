@@ -222,7 +222,9 @@ def _check_files() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft} (can be raised to {hard})"
     if 0 <= soft < _MIN_FILES:
-        return Check(name="open files", state="warn", found=text, hint=f"ulimit -n {_MIN_FILES}")
+        return Check(
+            name="open files", state="warn", found=text, hint=f"run `ulimit -n {_MIN_FILES}`"
+        )
     return Check(name="open files", state="ok", found=text)
 
 

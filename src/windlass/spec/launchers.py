@@ -204,7 +204,9 @@ def unwrap_torchrun(command: Command) -> tuple[Script | Module | Command, tuple[
             kept += [word, *value]
     words = tuple(reversed(queue))
     if not words:
-        raise SpecError(f"{command.label!r:.80} names no script to run", hint="torchrun train.py")
+        raise SpecError(
+            f"{command.label!r:.80} names no script to run", hint="run torchrun train.py"
+        )
     if "module" in kinds:
         return Module(name=words[0], args=words[1:]), tuple(kept)
     if "no_python" in kinds:

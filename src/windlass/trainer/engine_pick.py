@@ -59,7 +59,7 @@ def read_backend(config: Any) -> tuple[str, dict[str, Any]]:
     if kind != "KubernetesBackendConfig":
         raise WrongArgument(
             f"{config!r:.60} is not a supported backend",
-            hint="KubernetesBackendConfig(namespace=...) or LocalProcessBackendConfig()",
+            hint="use KubernetesBackendConfig(namespace=...) or LocalProcessBackendConfig()",
         )
     if config.config_file or config.client_configuration:
         raise WrongArgument(

@@ -122,7 +122,8 @@ def _read_words(values: Mapping[str, Any], kind: str) -> tuple[str, ...]:
     words = values.get(kind) or ()
     if isinstance(words, str) or not all(isinstance(word, str) for word in words):
         raise WrongArgument(
-            f"{kind} takes a list of strings, not {words!r:.60}", hint=f'{kind}(["python", "x.py"])'
+            f"{kind} takes a list of strings, not {words!r:.60}",
+            hint=f'use {kind}(["python", "x.py"])',
         )
     return tuple(words)
 

@@ -130,7 +130,7 @@ def read_tuning(config: Any, initializer: Any) -> tuple[tuple[str, ...], dict[st
     if type(config).__name__ != "TorchTuneConfig":
         raise WrongArgument(
             f"config must be a TorchTuneConfig, not {config!r:.60}",
-            hint="BuiltinTrainer(config=TorchTuneConfig(epochs=1))",
+            hint="use BuiltinTrainer(config=TorchTuneConfig(epochs=1))",
         )
     if config.dataset_preprocess_config is not None:
         raise WrongArgument(
@@ -163,7 +163,7 @@ def _read_adapters(peft: Any) -> list[str]:
     targets += _MLP if peft.apply_lora_to_mlp else ()
     if not targets:
         raise WrongArgument(
-            "no layer would get adapters", hint='lora_attn_modules=["q_proj", "v_proj"]'
+            "no layer would get adapters", hint='use lora_attn_modules=["q_proj", "v_proj"]'
         )
     rank = _RANK if peft.lora_rank is None else peft.lora_rank
     alpha = _ALPHA if peft.lora_alpha is None else peft.lora_alpha
@@ -400,7 +400,7 @@ def _read_variables(given: Any) -> dict[str, str]:
         if not isinstance(name, str) or not isinstance(value, str):
             raise WrongArgument(
                 f"environment variables must be a dict, not {given!r:.60}",
-                hint='{"NAME": "value"}; for a Secret, use TrainerClient(secrets=["NAME=SECRET:KEY"])',
+                hint='use {"NAME": "value"}; for a Secret, use TrainerClient(secrets=["NAME=SECRET:KEY"])',
             )
         variables[name] = value
     return variables

@@ -176,7 +176,7 @@ def test_unreadable_script(project):
         pytest.skip("root reads everything")
     with pytest.raises(SpecError, match=r"cannot read train.py") as caught:
         read_work_target("train.py", cwd=project)
-    assert caught.value.hint == "chmod u+r train.py"
+    assert caught.value.hint == "run `chmod u+r train.py`"
 
 
 def train(value, *more):

@@ -170,7 +170,8 @@ def leave_out_keys(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         kept.append(document)
     if left_out:
         print_notice(
-            f"left out: {', '.join(left_out)}; pods will not start without them; --with-keys prints all"
+            f"omitted: {', '.join(left_out)}; pods will not start without them; "
+            "add --with-keys to include them"
         )
     return kept
 

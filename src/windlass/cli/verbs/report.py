@@ -104,7 +104,7 @@ def _output_of(job_text: str) -> Path:
     if not job.is_here:
         raise SpecError(
             f"{job.id} ran in pods: what it wrote to {out or names.POD_OUT} is not on this machine",
-            hint="copy the run's folder from its volume (kubectl cp), then run `windlass report FOLDER`",
+            hint="copy the run's folder from its volume (`kubectl cp`), then run `windlass report FOLDER`",
         )
     if not out or not Path(out).is_dir():
         raise SpecError(

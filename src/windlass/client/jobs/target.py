@@ -304,7 +304,7 @@ def find_script(name: str, cwd: Path) -> Path:
     if not path.exists():
         raise SpecError(f"script not found: {name}", hint=_nearest_script(name, cwd))
     if not os.access(path, os.R_OK):
-        raise SpecError(f"cannot read {name}: permission denied", hint=f"chmod u+r {name}")
+        raise SpecError(f"cannot read {name}: permission denied", hint=f"run `chmod u+r {name}`")
     return path
 
 
@@ -360,7 +360,7 @@ def read_in_image(
     words += [str(arg) for arg in args]
     if words[0] == "-m":
         if len(words) < 2:
-            raise SpecError("-m requires the name of a module", hint="-m package.module")
+            raise SpecError("-m requires the name of a module", hint="use -m package.module")
         return WorkTarget(work=Module(name=words[1], args=tuple(words[2:])), preload=())
     if words[0].endswith(".py"):
         return WorkTarget(work=Script(path=words[0], args=tuple(words[1:])), preload=())

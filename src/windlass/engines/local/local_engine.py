@@ -126,7 +126,7 @@ class LocalEngine:
         launcher = _find_launcher(self._launcher)
         if folder.path.exists():
             raise EngineError(
-                f"the job {plan.job_id} already exists", hint="prepare it again to get a new id"
+                f"the job {plan.job_id} already exists", hint="submit the job again to get a new ID"
             )
         gpus = check_gpus(self._gpus, len(plan.nodes), plan.env)
         archive = _find_archive()

@@ -246,8 +246,8 @@ def _read_lost(pod: Object) -> Blocker | None:
     return Blocker(
         reason=reasons.NODE_LOST,
         message=ending.message,
-        hint="Kubernetes replaces the pod; if it does not, kubectl delete pod "
-        f"{name_of(pod)} --grace-period=0 --force",
+        hint="Kubernetes replaces the pod; if it does not, run `kubectl delete pod "
+        f"{name_of(pod)} --grace-period=0 --force`",
         pod=name_of(pod),
         since_s=ending.at_s or deleted_s(pod) or 0.0,
     )

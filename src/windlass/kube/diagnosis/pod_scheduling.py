@@ -274,14 +274,14 @@ def _read_quota(text: str) -> Diagnosis | None:
         _read_amounts(match[key]) for key in ("requested", "used", "limited")
     )
     parts = [
-        f"a pod wants {amount} {name}, {used.get(name, '?')} of {limited.get(name, '?')} are used"
+        f"a pod requests {amount} {name}, {used.get(name, '?')} of {limited.get(name, '?')} are used"
         for name, amount in requested.items()
     ]
     return Diagnosis(
         reason=QUOTA,
         message=f'the namespace\'s quota "{match["name"]}" leaves too little: {"; ".join(parts)}',
         hint=f"request less with {_flags_in(match['requested'])} or --nodes, end other jobs "
-        "(windlass ls), or ask for more quota",
+        "(`windlass ls`), or ask for more quota",
     )
 
 

@@ -137,7 +137,7 @@ def read_kind(row: dict[str, Any], where: Callable[[], str]) -> str:
 
 
 def _compressed(path: Path) -> SpecError:
-    return SpecError(f"{path} is compressed", hint=f"gunzip --keep {path}")
+    return SpecError(f"{path} is compressed", hint=f"run `gunzip --keep {path}`")
 
 
 def _explain_missing(path: Path) -> str:

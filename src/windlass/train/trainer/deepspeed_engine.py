@@ -38,7 +38,7 @@ def load_deepspeed() -> Any:
     except ImportError as error:
         raise SpecError(
             f'strategy="deepspeed" needs DeepSpeed, which cannot be imported here: {error}',
-            hint='pip install deepspeed, or use strategy="fsdp", which needs nothing but torch',
+            hint='run `pip install deepspeed`, or use strategy="fsdp", which needs nothing but torch',
         ) from error
     if not dist.is_initialized():
         raise SpecError(

@@ -129,7 +129,7 @@ def make_work(
 ) -> Work:
     """Return the work for a function, a class, or a command given as text."""
     if isinstance(target, str):
-        words = read_words(target, "the command", example='fn("nvidia-smi")')
+        words = read_words(target, "the command", example='use fn("nvidia-smi")')
         run = call_targets.CommandCall(words)
         return Work(target=run, name=name or Path(words[0]).stem, is_command=True)
     if not callable(target):

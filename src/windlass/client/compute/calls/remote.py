@@ -74,7 +74,7 @@ def cls(
         )
     if not isinstance(init_args, (Mapping, list, tuple)):
         raise SpecError(
-            f"init_args must be a list or a dict, not {init_args!r:.60}", hint="init_args=[5]"
+            f"init_args must be a list or a dict, not {init_args!r:.60}", hint="use init_args=[5]"
         )
     args = () if isinstance(init_args, Mapping) else tuple(init_args)
     kwargs = dict(init_args) if isinstance(init_args, Mapping) else {}
@@ -151,7 +151,9 @@ class Remote:
     def _placed(self) -> Compute:
         if self._compute is None:
             name = self._work.name
-            raise SpecError(f"{name} is not on a compute yet", hint=f"fn({name}).to(Compute(...))")
+            raise SpecError(
+                f"{name} is not on a compute yet", hint=f"use fn({name}).to(Compute(...))"
+            )
         return self._compute
 
     # -- where it runs -------------------------------------------------------------------------
@@ -163,7 +165,7 @@ class Remote:
         """
         if not isinstance(compute, Compute):
             raise SpecError(
-                f".to takes a Compute, not {compute!r:.60}", hint=".to(Compute(gpus=1))"
+                f".to takes a Compute, not {compute!r:.60}", hint="use .to(Compute(gpus=1))"
             )
         spread = compute.spread or self._spread
         nodes = compute.nodes(self._work.label)

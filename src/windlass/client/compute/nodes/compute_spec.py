@@ -221,7 +221,7 @@ def _is_volume(given: Any) -> bool:
         return isinstance(given, Volume)
     raise SpecError(
         f"volumes must contain Volume objects, not {given!r:.60}",
-        hint='Volume(name="shared-data", size="1Ti", mount_path="/data")',
+        hint='use Volume(name="shared-data", size="1Ti", mount_path="/data")',
     )
 
 

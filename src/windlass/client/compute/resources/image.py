@@ -142,7 +142,7 @@ class Image:
             return cls(given)
         raise SpecError(
             f"image must be a name or an Image, not {type(given).__name__}",
-            hint='image="NAME:TAG", or image=images.pytorch("24.08-py3")',
+            hint='use image="NAME:TAG", or image=images.pytorch("24.08-py3")',
         )
 
     def pip_install(self, packages: str | Iterable[str]) -> Image:
@@ -229,7 +229,7 @@ def _check_command(command: object) -> str:
     if not isinstance(command, str) or not command.strip() or "\0" in command:
         raise SpecError(
             f"run takes a command as a string, not {command!r:.80}",
-            hint='.run("apt-get install -y git")',
+            hint='use .run("apt-get install -y git")',
         )
     return command.strip()
 
@@ -251,7 +251,7 @@ def _check_variables(given: Mapping[str, Any]) -> dict[str, str]:
         ):
             raise SpecError(
                 f"the value of {name} must be a string or a number, not {type(value).__name__}",
-                hint=f'{name}="1"',
+                hint=f'use {name}="1"',
             )
         variables[name] = str(value)
     return variables

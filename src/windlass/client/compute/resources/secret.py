@@ -404,10 +404,10 @@ def _make_record(name: str, key: str, env: str, mount_path: str) -> storage.Secr
         )
     if env and not key:
         raise SpecError(
-            f"env={env!r} needs a key of the Secret {name}", hint=f'key="token", env="{env}"'
+            f"env={env!r} needs a key of the Secret {name}", hint=f'use key="token", env="{env}"'
         )
     if key:
-        _check_variable(env or key, hint=f'Secret(name="{name}", key="{key}", env="VARIABLE")')
+        _check_variable(env or key, hint=f'use Secret(name="{name}", key="{key}", env="VARIABLE")')
         return _read_form(f"{env or key}={name}:{key}")
     return _read_form(f"{name}:{mount_path}" if mount_path else name)
 
