@@ -233,9 +233,9 @@ class JobLead:
 
     def _forget_gone(self) -> None:
         self.budget.memory = self.nodes.one_world.without_gone(self.budget.memory)
-        self._have_remembered()
+        self._send_handover()
 
-    def _have_remembered(self) -> None:
+    def _send_handover(self) -> None:
         """Send the handover state to every node, in case this lead is lost."""
         self.nodes.send_all(KeepHandover(memory=self.budget.memory))
 
@@ -324,7 +324,7 @@ class JobLead:
         self._world = World(number, plan)
         self._worlds.add(self._world)
         self._status_writer.start_attempt(number, plan)
-        self._have_remembered()
+        self._send_handover()
         about = f"attempt {number}, {count_noun(plan.num_ranks, 'rank')}"
         self._status_writer.set_phase(Phase.RUNNING, names.REASON_RANKS_RUNNING, about)
         rendezvous = await self._prepare_rendezvous(attempt)
