@@ -1,4 +1,4 @@
-"""`windlass report`: comparison of trainings, from their metrics.jsonl."""
+"""`windlass report`: comparison of training runs, from their metrics.jsonl."""
 
 from __future__ import annotations
 

@@ -372,7 +372,7 @@ def _not_found(api: Api, dialect: Dialect, ref: JobRef) -> EngineError:
             hint=f"inspect it with `kubectl describe {kind.plural} {ref.job_id}`",
         )
     return BrokenSubmit(
-        f"the submit of {ref.job_id} was interrupted before it was complete",
+        f"the submission of {ref.job_id} was interrupted before it was complete",
         hint=f"run `windlass rm {ref.job_id}` to remove its objects, then submit it again",
         body=body,
     )

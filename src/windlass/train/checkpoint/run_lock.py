@@ -195,7 +195,7 @@ class RunLock:
             is_locked = False
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.ENOENT):
                 logger.warning(
-                    "%s cannot be locked (%s): two trainings of this run would not notice each other "
+                    "%s cannot be locked (%s): two training processes would not notice each other "
                     "before their next checkpoint",
                     *(root, error),
                 )
