@@ -29,7 +29,7 @@ USAGE: list[tuple[list[str], str, str]] = [
     (["--versoin"], "unknown option --versoin", "did you mean --version?"),
     (["ls", "--jsno"], "unknown option --jsno", "did you mean --json?"),
     (["run", "--nodse", "2", "work.py"], "unknown option --nodse", "did you mean --nodes?"),
-    (["run"], "nothing to run", "windlass run train.py"),
+    (["run"], "nothing to run", "`windlass run TARGET`: train.py"),
     (["run", "-m"], "-m requires the name of a module", "windlass run -m"),
     (["run", "wrok.py"], "script not found: wrok.py", "did you mean work.py?"),
     (["run", "no-such-command"], "no script or command named", "work.py"),
