@@ -107,7 +107,7 @@ def test_missing_permissions_are_printed_as_a_role(windlass: Cli, tmp_path: Path
         (rights,) = (c for c in windlass(*words, "--json", env=env).json if c["name"] == "rights")
     assert ran.code == 3
     assert "jobs (get list watch create patch delete)" in ran.out
-    checks, _, role = ran.out.partition("\n# What a user of Windlass needs")
+    checks, _, role = ran.out.partition("\n# Rights that a user of Windlass needs")
     assert "missing  rights" in checks
     assert yaml.safe_load("#" + role)["metadata"] == {
         "name": "windlass-kubernetes",

@@ -88,7 +88,7 @@ def test_wheel_of_the_project_is_installed_once(ground):
     assert ground.ask(paths, "import small; print(small.VALUE)") == "7"
     assert ground.output[0] == "step 1 of 1: pip install ./wheels/small-1.0-py3-none-any.whl"
     assert any("Successfully installed small-1.0" in line for line in ground.output)
-    assert ground.output[-1] == "windlass image FILE.py prints its Dockerfile"
+    assert ground.output[-1] == "`windlass image FILE.py` prints its Dockerfile"
     assert ground.run(step) == paths
     assert ground.output == []
 
