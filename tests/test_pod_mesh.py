@@ -39,7 +39,7 @@ def test_pod_may_define_its_port():
     [
         ([make_pod(0), make_pod(1, ready="False")], "pod pod-1 is not ready"),
         ([make_pod(0), make_pod(2)], "no pod has index 1"),
-        ([make_pod(None)], "the index of pod pod-None is unknown"),
+        ([make_pod(None)], "pod pod-None has no index label"),
     ],
 )
 def test_a_mesh_that_is_not_complete(pods, message):

@@ -36,7 +36,7 @@ def test_wrong_values_are_refused_when_they_are_given(given, words):
         ({"ranks": "all"}, "invalid ranks"),
         ({"ranks": []}, "invalid ranks"),
         ({"timeout": "soon"}, "invalid duration"),
-        ({"timeout": 0}, "more than 0"),
+        ({"timeout": 0}, "greater than 0"),
         ({"collect": "some"}, "invalid collect 'some'"),
     ],
 )

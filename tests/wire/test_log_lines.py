@@ -80,4 +80,4 @@ def a_line(text="step 3 loss 0.5", at_s=10.0):
     ids=str,
 )
 def test_lines_selected_by_a_query(query, wanted):
-    assert query.wants(a_line()) is wanted
+    assert query.matches(a_line()) is wanted
