@@ -69,7 +69,7 @@ def test_writable_cache_folder_of_ours_becomes_private(cache):
 
 
 def test_archive_of_another_user_in_our_folder_is_rebuilt(cache, stranger, caplog):
-    """The stranger put it there while the folder was writable."""
+    """Another user created the archive while the folder was writable."""
     path = archives.local_archive()
     os.unlink(path)
     _evil(path, cache / "mark")

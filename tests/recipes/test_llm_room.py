@@ -157,7 +157,7 @@ def test_a_model_that_never_fits_is_refused_with_the_numbers():
     with pytest.raises(SpecError) as refused:
         find_room(SEVENTY_B)
     assert refused.value.message == (
-        "this training does not fit: one row of 2048 tokens at a time with activation checkpointing "
+        "this training run does not fit: one row of 2048 tokens at a time with activation checkpointing "
         "would need about 1047 GiB (the GPU has 140 GiB)"
     )
     assert refused.value.hint == (

@@ -1,4 +1,4 @@
-"""Readings of meters for steps of known durations."""
+"""Meter readings for steps of known duration."""
 
 from __future__ import annotations
 

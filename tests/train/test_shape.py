@@ -38,7 +38,7 @@ def test_hsdp_shards_within_a_node_and_replicates_across() -> None:
         ("fsdp=0", 4, "invalid axis size 'fsdp=0'", "fsdp=8,dp=2"),
         ("dp=2,dp=2", 4, "invalid axis size 'dp=2'", ""),
         ("none", 2, "independent models", "ddp"),
-        ("pp=2", 2, "unknown strategy 'pp'", "fsdp=8,dp=2"),
+        ("pp=2", 2, "unknown axis 'pp'", "fsdp=8,dp=2"),
     ],
 )
 def test_invalid_shapes_have_a_hint(text: str, world_size: int, message: str, hint: str) -> None:

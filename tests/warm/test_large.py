@@ -102,7 +102,7 @@ def test_two_hundred_megabytes_are_copied_a_few_times_only(warm, start_client, l
 
 
 def test_large_results_of_concurrent_calls_all_arrive(warm):
-    """The results exceed what a lead keeps of ended calls. None is dropped before its caller has it."""
+    """The results exceed the lead's limit, but none is dropped before its caller receives it."""
     remote = kt.fn(tasks.make_numpy, keep="process").to(warm).distribute("spmd", workers=2)
     sizes, errors = [], []
 

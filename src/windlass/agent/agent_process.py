@@ -222,7 +222,8 @@ async def run_agent(
 ) -> int:
     """Lead or follow until the job ends. Return the exit code of the process.
 
-    `echo` receives the output of ranks. `finish` runs unless the agent failed. It may change the exit code.
+    `echo` receives the output of ranks. `finish` runs unless the agent failed before the job ended. It
+    returns the exit code.
     """
     agent: Agent
     if context.index == 0:

@@ -242,7 +242,7 @@ class TargetCommand(Verb):
 
 
 def check_clash(late: Sequence[str], source: Path, target: str, *, verb: str = "run") -> None:
-    """Reject a flag of Windlass after the target if the target's source also declares it."""
+    """Reject a Windlass flag after the target if the target's source also declares it."""
     wanted = {word.partition("=")[0] for word in late}
     if not wanted:
         return

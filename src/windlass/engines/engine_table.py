@@ -97,7 +97,7 @@ def only_exports(name: str) -> bool:
 
 
 def has_pods(name: str, settings: Settings) -> bool:
-    """Return whether an engine's nodes are pods, without importing a built-in one."""
+    """Return whether an engine's nodes are pods, without importing built-in engines."""
     if name in _BUILT_IN:
         return name not in _ENGINES
     return "pods" in make_renderer(name, settings).can

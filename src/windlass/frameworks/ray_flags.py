@@ -71,7 +71,7 @@ def choose_dashboard_port(node: ClusterNode) -> int:
 def make_flags(
     address: str, port: int, node: ClusterNode, folder: Path, *, dashboard_port: int = 0
 ) -> list[str]:
-    """Return the flags of `ray start`. The environment holds the secret."""
+    """Return the flags for `ray start`. The secret is passed in the environment instead."""
     is_pod = bool(node.own_address)
     own = node.own_address or f"127.0.{node.index // 250}.{2 + node.index % 250}"
     flags = [f"--node-ip-address={own}", f"--temp-dir={folder}", "--disable-usage-stats"]

@@ -1,4 +1,4 @@
-"""Hosts of a Monarch mesh that Windlass did not start, found as Monarch's own clients find them.
+"""Hosts of a Monarch mesh that Windlass did not start, found in the same way as Monarch's own clients do.
 
 Lists pods in the cluster of the kubeconfig, or in the cluster that this process runs in. The caller must
 be able to reach the pods by their addresses. This module does not import Monarch.

@@ -99,7 +99,7 @@ def _check_rights(api: Api, rights: Sequence[Right]) -> Iterator[Check]:
     needed = [one for one in missing if not one.right.optional]
     optional = [one for one in missing if one.right.optional]
     role = render_role({api.engine: rights}, api.namespace)
-    hint = "ask an admin of the cluster for the Role below"
+    hint = "ask a cluster administrator for the Role below"
     if needed:
         text = f"missing {where}: {_name_verbs(needed)}"
         yield Check(name="rights", state="missing", found=text, hint=hint, needed=True, more=role)
@@ -174,7 +174,7 @@ def _check_runtimes(api: Api, needed: Prerequisite) -> Iterator[Check]:
                 more=render_reader(kind),
             )
             return
-    hint = "" if names else f"ask an admin of the cluster for a {own.name}"
+    hint = "" if names else f"ask a cluster administrator for a {own.name}"
     yield Check(name="runtimes", state="ok" if names else "warn", found=available, hint=hint)
 
 

@@ -333,7 +333,7 @@ def make_command_env(plan: Plan, rank: int, rendezvous: RankRendezvous) -> dict[
 
 
 def render_indexes(indexes: list[int]) -> str:
-    """Return the nodes of an attempt as a short text: their number if none is missing, else a list."""
+    """Return an attempt's nodes as a short text: their number if none is missing, otherwise their indexes."""
     if indexes == list(range(len(indexes))):
         return str(len(indexes))
     return ",".join(["", *map(str, indexes)])

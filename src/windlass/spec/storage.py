@@ -64,7 +64,7 @@ class NewClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmptyDir:
-    """A folder that exists as long as its pod."""
+    """Folder that exists as long as its pod."""
 
     kind: ClassVar[str] = "emptydir"
     path: str
@@ -73,7 +73,7 @@ class EmptyDir:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPath:
-    """A folder of the pod's machine."""
+    """Folder on the machine that runs the pod."""
 
     kind: ClassVar[str] = "hostpath"
     source: str

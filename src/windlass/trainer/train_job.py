@@ -73,7 +73,7 @@ def find_runtime(wanted: str | Runtime | None, runtimes: list[Runtime]) -> Runti
         if runtime.name == name:
             return runtime
     known = [runtime.name for runtime in runtimes]
-    hint = did_you_mean(name, known) if known else "ask an admin of the cluster to create one"
+    hint = did_you_mean(name, known) if known else "ask a cluster administrator to create one"
     raise WrongArgument(f"unknown runtime {name!r}", hint=hint)
 
 

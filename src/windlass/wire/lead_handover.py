@@ -50,8 +50,8 @@ def make_memory(num_losses: int) -> LeadHandover:
 def choose_memory(reported: Iterable[LeadHandover], *, own: LeadHandover) -> LeadHandover:
     """Return the most advanced state that nodes reported, for a lead that replaces another.
 
-    The loss of the previous lead is not counted yet. A lead that was lost before it sent its state to any
-    node appears only in the counts of `own`.
+    The result does not yet count the loss of the previous lead. A lead that was lost before it sent its
+    state to any node appears only in the counts of `own`.
     """
     best = max(
         reported, key=lambda memory: (memory.attempt, len(memory.history)), default=LeadHandover()

@@ -58,7 +58,7 @@ def test_inputs_of_a_client_reach_the_nodes(tmp_path):
 
 
 def test_two_clients_can_send_the_same_inputs(tmp_path):
-    """They alternate piece by piece. The slower one sends its last piece when it is no longer needed."""
+    """Clients alternate piece by piece. The slower one sends its last piece when it is no longer needed."""
     data = bytes(range(256)) * 4
 
     async def visit(scene):

@@ -1,4 +1,4 @@
-"""The public image of a version of torch."""
+"""Default image for each version of torch."""
 
 from __future__ import annotations
 

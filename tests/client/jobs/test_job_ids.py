@@ -1,4 +1,4 @@
-"""Ids. They are valid object names for any name of the work, and unique."""
+"""Job ids are unique, and valid object names whatever the work is called."""
 
 from __future__ import annotations
 

@@ -132,6 +132,6 @@ def test_launcher_in_a_shell_command(programs):
 
 
 def test_deepspeed_on_many_nodes_has_a_hint(programs):
-    with pytest.raises(SpecError, match="by SSH") as caught:
+    with pytest.raises(SpecError, match="over SSH") as caught:
         plan_of("deepspeed --master_port 1 t.py --lr 2", nodes=2, procs=4)
     assert caught.value.hint == "run `windlass run --nodes 2 --procs 4 t.py --lr 2`"

@@ -296,7 +296,7 @@ class Attempt:
     async def wait_for_cause(
         self, changed: Changes, should_stop: Callable[[], bool], *, timeout_s: float
     ) -> None:
-        """Wait for a report of the cause while every failed rank only lost a peer.
+        """Wait for the root cause, as long as every failed rank only lost its connection to a peer.
 
         Call this before stopping any rank, because a stopped rank can no longer report what it raised.
         `should_stop` ends the wait early.

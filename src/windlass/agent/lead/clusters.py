@@ -143,7 +143,7 @@ class Cluster:
         return is_over or (self.port is not None and is_joined)
 
     def find_error(self) -> tuple[int, str] | None:
-        """Return the node where it could not start, and why."""
+        """Return the node on which the cluster could not start and the error, or None."""
         if self.error:
             return 0, self.error
         return None if self.others is None else self.others.find_error()

@@ -360,7 +360,7 @@ class LeadServer:
         self._local_nodes = LocalNodes(context) if self._replaces_nodes else None
         self._readers: dict[Link, FolderSender] = {}  # clients that get all files
         self._had_reader = False
-        self._is_read = False  # a client has everything, including the final status
+        self._is_read = False  # a client has received everything, including the final status
         self._reader_came = asyncio.Event()
         self._reader_left = asyncio.Event()
         self._is_closing = False

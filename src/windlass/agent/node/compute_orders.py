@@ -228,7 +228,7 @@ class CallRanks:
 
 
 class ComputeOrders:
-    """Projects, set-up and calls of one node. `ship` is set if its lead is on another machine."""
+    """Handlers for a compute's orders to one node. `ship` is set if its lead is on another machine."""
 
     def __init__(self, node: Node, *, echo: Echo | None = None, ship: Ship | None = None) -> None:
         context = node.context

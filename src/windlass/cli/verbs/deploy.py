@@ -32,7 +32,7 @@ def deploy(script: str, replace: bool, as_json: bool) -> None:
 
 
 def deploy_script(script: str, *, replace: bool = False, as_json: bool = False) -> None:
-    """Deploy what a script declares, and print a line for each."""
+    """Deploy everything that a script declares, and print one line per deployment or a JSON list."""
     # imported here because `--help` does not need it
     from windlass.client.compute.deploy.deployment import deploy, find_deployables, import_script
 

@@ -100,7 +100,7 @@ def add_size_flags(work: Command, line: LauncherLine, num_nodes: int) -> Command
         if num_nodes > 1:
             program = shlex.join(line.program) or "train.py"
             raise SpecError(
-                "deepspeed connects to other nodes by SSH, which the nodes do not run",
+                "deepspeed connects to other nodes over SSH, but the nodes run no SSH server",
                 hint=f"run `windlass run --nodes {num_nodes} --procs {work.procs} {program}`",
             )
         return insert_flags(work, line, _make_deepspeed_flags(line, work.procs))

@@ -36,7 +36,7 @@ from windlass.wire.status import Condition, JobStatus, Phase, Progress
 _REDRAW_S = 0.1
 _BETWEEN = " · "
 _BAR_WIDTH = 20
-# The age of the last step is shown after this time without a step, if it is also this many usual steps.
+# Show the age of the last step once it exceeds both this time and this many usual steps.
 _STILL_S = 10.0
 _STILL_STEPS = 5
 # Reason for waiting, by the last phase that the job completed.
@@ -98,7 +98,7 @@ class LiveView:
         self._draw(status)
 
     def _show_lines(self, lines: Iterable[LogLine]) -> None:
-        """Print lines. Of a progress bar only the last state is printed, when other output follows."""
+        """Print lines. Print only the last state of a progress bar, once other output follows."""
         for line in lines:
             if line.replaced:
                 self._bars[line.rank] = line

@@ -71,7 +71,7 @@ class Prepared:
     notes: tuple[str, ...] = ()  # deviations from the usual behavior, with reasons
 
     def start(self, *, hidden: Mapping[str, str] | None = None) -> Job:
-        """Start the job. `hidden` are variables for ranks that the plan does not show."""
+        """Start the job. `hidden` holds environment variables for the ranks that are kept out of the plan."""
         engine = as_engine(self.engine)
         ref = engine.submit(self.plan, self.payload, self.bundle, hidden=hidden or {})
         return Job(engine, ref)

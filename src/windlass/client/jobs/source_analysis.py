@@ -82,7 +82,7 @@ def is_of_train(name: str) -> bool:
 
 
 def read_imports(path: Path) -> list[tuple[str, int]]:
-    """Return the imports of a file, like `list_imports`. Empty if it is not Python."""
+    """Return the imports of a file, as `list_imports` does, or nothing if it is not valid Python."""
     tree = read_tree(path)
     return [pair for node in ast.walk(tree) for pair in list_imports(node)] if tree else []
 

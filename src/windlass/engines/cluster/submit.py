@@ -231,7 +231,7 @@ def read_source(api: Api, dialect: Dialect, plan: Plan) -> dict[str, Any]:
     kinds = " or ".join(kind.name for kind in needed.sources)
     known = list_sources(api, needed)
     there = (
-        f"available: {', '.join(known)}" if known else f"ask an admin of the cluster for a {kinds}"
+        f"available: {', '.join(known)}" if known else f"ask a cluster administrator for a {kinds}"
     )
     raise SpecError(
         f"no {kinds} named {name!r} is available in namespace {api.namespace}",

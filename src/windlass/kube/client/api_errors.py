@@ -165,7 +165,7 @@ def _make_webhook_error(
     webhook: re.Match[str], code: int, reason: str, *, description: str, where: ClusterPlace
 ) -> ClusterError:
     """Return the error for a webhook that did not respond. The webhook has not rejected the object."""
-    hint = "its operator may be down: ask an admin of the cluster to check it"
+    hint = "its operator may be down: ask a cluster administrator to check it"
     if where.engine != DEFAULT_ENGINE:
         hint += f", or use `--engine {DEFAULT_ENGINE}`, which needs no operator"
     return ClusterError(

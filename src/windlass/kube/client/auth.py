@@ -166,7 +166,7 @@ def _find_command(plugin: Mapping[str, Any], folder: Path, environ: Mapping[str,
     if command is None:
         text = " ".join(str(plugin.get("installHint") or "").split())
         raise ConfigError(
-            f"the kubeconfig logs in with `{name}`, which is not installed here",
+            f"the kubeconfig logs in with `{name}`, which is not installed",
             hint=text or f"install {name}, or put its folder on the PATH",
         )
     return command

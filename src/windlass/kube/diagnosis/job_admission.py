@@ -54,7 +54,7 @@ def read_suspension(
 ) -> Blocker:
     """Return the blocker of a suspended object of any kind that Kueue supports.
 
-    The arguments are those of `read_waiting`.
+    The arguments are those of `read_waiting`, without `since_s`.
     """
     since_s = read_time(condition_of(job, "Suspended").get("lastTransitionTime")) or created_s(job)
     if names.LABEL_QUEUE in labels_of(job):
@@ -183,6 +183,6 @@ def find_idle_operator(
         message=f"{operator} has not made {missing} of {object_name}"
         f"{f', and says: {warning}' if warning else ': is its controller running?'}",
         hint=f"`kubectl describe {kind.lower()} {name_of(body)}` shows its events; "
-        "ask an admin of the cluster to check it, or use --engine kubernetes",
+        "ask a cluster administrator to check it, or use --engine kubernetes",
         since_s=max(created_s(body), resumed_s, since_s),
     )

@@ -73,7 +73,7 @@ _PULL_HINTS = (
         ("no such host", "timeout", "refused", "unreachable", "lookup", "x509", "tls"),
         "the nodes cannot reach the registry: check the host in --image, or ask an admin for a reachable one",
     ),
-    (("no space left",), "the node's disk is full: ask an admin of the cluster"),
+    (("no space left",), "the node's disk is full: ask a cluster administrator"),
 )
 OUT_OF_MEMORY = "OutOfMemory"
 EVICTED = "Evicted"
@@ -144,7 +144,7 @@ def diagnose_start(image: str, text: str) -> Diagnosis | None:
         )
     if "OCI runtime" in text or "shim task" in text:
         message = f"the container of {image} cannot be started: {text}"
-        hint = "ask an admin of the cluster: the node's container runtime refused it"
+        hint = "ask a cluster administrator: the node's container runtime refused it"
         return Diagnosis(reason=RUNTIME_REFUSED, message=message, hint=hint)
     return None
 

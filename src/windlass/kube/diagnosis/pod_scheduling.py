@@ -248,7 +248,7 @@ def _diagnose_place(
     advice = _advise_toleration(find_taints(texts, nodes))
     flags = [advice if flag == "--toleration" else flag for flag in flags]
     hint = (
-        f"change {' and '.join(dict.fromkeys(flags))}" if flags else "ask an admin of the cluster"
+        f"change {' and '.join(dict.fromkeys(flags))}" if flags else "ask a cluster administrator"
     )
     return Diagnosis(reason=UNSCHEDULABLE, message=message, hint=hint)
 
@@ -263,7 +263,7 @@ def diagnose_create(text: str) -> Diagnosis:
         message = f"the namespace's LimitRange forbids these pods: {plain}"
         return Diagnosis(reason=DENIED, message=message, hint=f"change {_flags_in(plain)}")
     message = f"Kubernetes could not create the pods: {plain}"
-    return Diagnosis(reason=CREATE_FAILED, message=message, hint="ask an admin of the cluster")
+    return Diagnosis(reason=CREATE_FAILED, message=message, hint="ask a cluster administrator")
 
 
 def _read_quota(text: str) -> Diagnosis | None:
@@ -336,7 +336,7 @@ def _read_denial(text: str) -> Diagnosis | None:
         return Diagnosis(
             reason=DENIED,
             message=f'the cluster\'s webhook "{match["name"]}" does not answer: {match["why"]}',
-            hint="ask an admin of the cluster: no pods can be created until the webhook answers",
+            hint="ask a cluster administrator: no pods can be created until the webhook responds",
         )
     return None
 

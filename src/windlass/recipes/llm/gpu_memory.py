@@ -152,7 +152,7 @@ def fit_to_memory(
         how = "with" if settled.checkpoint_activations else "without"
         recompute = "" if settled.checkpoint_activations else "no-"
         raise SpecError(
-            f"this training does not fit: {what} {how} activation checkpointing "
+            f"this training run does not fit: {what} {how} activation checkpointing "
             f"would need {describe(needed)}",
             hint=f"options that use less memory: {suggest_smaller(settled)}; --micro-batch {rows} "
             f"--{recompute}checkpoint-activations tries it without this estimate",

@@ -331,7 +331,7 @@ class FrozenGroup:
 def keep_frozen_joined(module: nn.Module) -> None:
     """Register a hook that keeps the module's frozen weights joined before each call.
 
-    Submodules list the layers to call together in `one_input`. Calling such a module directly, without the
+    A submodule's `one_input` lists the layers to call together. Calling such a module directly, without the
     hook, uses the adapters of the previous call.
     """
     module.register_forward_pre_hook(_prepare)

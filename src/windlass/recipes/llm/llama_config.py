@@ -86,7 +86,7 @@ def find_difference(config: Mapping[str, Any]) -> str:
 
 
 def read_llama_config(config: Mapping[str, Any]) -> LlamaConfig:
-    """Read a `config.json` of transformers 4 or 5."""
+    """Build a LlamaConfig from a `config.json` of transformers 4 or 5."""
     if difference := find_difference(config):
         raise SpecError(
             f"our own Llama cannot load this model: {difference}", hint="pass --hf-model"

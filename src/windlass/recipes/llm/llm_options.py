@@ -44,7 +44,7 @@ _ALIASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmOptions(TrainerOptions):
-    """Settings of a fine-tuning."""
+    """Settings for a fine-tuning run."""
 
     model: str | None = None  # an id on the Hugging Face hub, or a folder
     model_local_dir: str | None = None  # a folder in Hugging Face's layout

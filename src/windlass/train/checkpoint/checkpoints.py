@@ -315,7 +315,7 @@ class Checkpoints:
         self._mark_best()
 
     def _mark_best(self) -> None:
-        """Record the best step. If that fails, the next save tries it again."""
+        """Record the best step. If that fails, the next save retries."""
         best = self._best_to_mark
         if best is None or not self._context.is_main:
             return
@@ -466,7 +466,7 @@ class Checkpoints:
         return planned, folder, is_first, failure
 
     def _make_folder(self, folder: str) -> str:
-        """Create the folder of a save, or remove its old files if it has the final name.
+        """Create the folder of a save, or remove its old files if the storage cannot rename folders.
 
         Return an error message, or "".
         """

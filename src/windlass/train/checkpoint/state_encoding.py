@@ -352,7 +352,7 @@ def _find_in(kinds: Collection[Any], module: str, name: str) -> Any:
 
 
 def _find_torch(module: str, name: str) -> Any:
-    """Return one of torch's harmless names: its dtypes, sizes, devices and layouts."""
+    """Return the torch object of this name if it is safe to load (a dtype, size, device or layout)."""
     if (module, name) == ("torch.serialization", "_get_layout"):
         return _get_layout
     if module != "torch":

@@ -126,7 +126,7 @@ def clean_name(name: str) -> str:
 
 
 def flatten_state(state: Mapping[str, Any], *, allow_pickle: bool = False) -> dict[str, Any]:
-    """Return the table of a state, with tensors as they are (no copies) and the rest as JSON.
+    """Flatten a state into a table of uncopied tensors and JSON values.
 
     Objects that JSON cannot hold raise NeedsTrustError, unless `allow_pickle` pickles them.
     """

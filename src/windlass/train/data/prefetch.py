@@ -80,7 +80,7 @@ class _MapWorker:
 
 
 class _StreamWorker(IterableDataset):
-    """Dataset of a worker process that iterates over everything, but yields every n-th micro-batch."""
+    """Dataset for a worker process. Iterates over everything, but yields only every n-th micro-batch."""
 
     def __init__(self, reader: StreamReader, start: int, stop: int | None) -> None:
         self.reader, self.start, self.stop = reader, start, stop

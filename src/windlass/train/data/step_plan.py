@@ -7,7 +7,7 @@ depend on the values, so changing them changes the format.
 
 The global batch of a step does not depend on the world size. Only the split does. Every rank gets the same
 number of micro-batches, so that collectives match. If there are too few samples, fillers with weight 0
-complete the number. Called by loader and sample_reading.
+complete the number.
 """
 
 from __future__ import annotations

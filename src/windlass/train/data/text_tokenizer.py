@@ -41,7 +41,7 @@ class TextTokenizer:
         if not (callable(tokenizer) or hasattr(tokenizer, "encode_batch")):
             raise SpecError(
                 f"{type(tokenizer).__name__} is not a tokenizer",
-                hint="pass a tokenizer from transformers, or a function from a string to a list of numbers",
+                hint="pass a tokenizer of transformers or tokenizers, or a function from str to list[int]",
             )
         self._key = key
         self._vocab_size = vocab_size
@@ -55,7 +55,7 @@ class TextTokenizer:
 
     @property
     def end_token(self) -> int | None:
-        """The token that ends a document, if there is one."""
+        """End-of-document token, or None if the tokenizer has none."""
         return getattr(self.tokenizer, "eos_token_id", None)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

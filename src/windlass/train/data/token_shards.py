@@ -193,5 +193,5 @@ def _read_index(folder: Path) -> dict[str, Any] | None:
 def _map_numbers(path: Path, dtype: Any) -> Any:
     if not path.stat().st_size:
         return torch.empty(0, dtype=dtype)
-    with path.open("rb") as file:  # a private map, because torch requires a writable one
+    with path.open("rb") as file:  # copy-on-write, because torch requires a writable buffer
         return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=dtype)

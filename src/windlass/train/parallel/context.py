@@ -315,7 +315,7 @@ def _choose_device(requested: str | None, local_rank: int, local_world_size: int
 
 
 def count_attempt(environ: Mapping[str, str]) -> int:
-    """Return how often Windlass or torchrun restarted the ranks, including a torchrun inside a job."""
+    """Return how many times Windlass or torchrun restarted the ranks, including a torchrun inside a job."""
     ours, torchruns = (
         _read(environ, names.ATTEMPT, 0),
         _read(environ, names.TORCHELASTIC_RESTART_COUNT, 0),

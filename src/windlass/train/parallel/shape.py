@@ -81,10 +81,9 @@ def _read_sizes(text: str) -> dict[str, int]:
     for part in text.split(","):
         axis, has_size, size = (piece.strip() for piece in part.partition("="))
         if axis not in AXES:
-            known = AXES if has_size else WORDS
-            raise SpecError(
-                f"unknown strategy {axis!r}", hint=did_you_mean(axis, known, otherwise=_FORMS)
-            )
+            what, known = ("axis", AXES) if has_size else ("strategy", WORDS)
+            hint = did_you_mean(axis, known, otherwise=_FORMS)
+            raise SpecError(f"unknown {what} {axis!r}", hint=hint)
         if axis in sizes or not size.isdecimal() or int(size) < 1:
             raise SpecError(f"invalid axis size {part.strip()!r}", hint=_FORMS)
         sizes[axis] = int(size)

@@ -117,7 +117,7 @@ class LibraryStore:
 
 
 class MlflowRefused(EngineError):
-    """Request that the server rejected. `code` is MLflow's error code."""
+    """Request that the MLflow server rejected. `code` is MLflow's error code."""
 
     code = ""
 

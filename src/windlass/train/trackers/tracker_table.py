@@ -26,7 +26,7 @@ JSONL = "jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """Settings that a tracker is made from."""
+    """Settings from which a tracker is created."""
 
     folder: Path  # folder of the run, <out>/<run>
     name: str

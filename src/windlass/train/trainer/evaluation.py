@@ -28,7 +28,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the mean of each metric over all batches of all ranks. Call it on every rank.
 
-    batches: (data, number of samples). A batch with 0 samples only keeps ranks in step.
+    batches: (data, number of samples). A batch with 0 samples does not count. It keeps collectives matched.
     step: function of data and its number that returns the loss, (loss, metrics), or metrics, as batch means.
     weigh: function that returns the weight of a batch (default: its number of samples).
     """

@@ -225,7 +225,7 @@ def make_optimizer(
         raise SpecError(
             f"optimizer cannot be a {type(choice).__name__}",
             hint="pass a name, a class, a function of the parameters, or an optimizer; "
-            "create_model_loss_optimizer may make more of them for train_step",
+            "to use several, create them in create_model_loss_optimizer and step them in train_step",
         )
     if choice not in OPTIMIZERS:
         raise SpecError(

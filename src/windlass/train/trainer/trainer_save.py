@@ -307,7 +307,7 @@ class Saver:
         self._checkpoints.mark_best(step, value)
 
     def take_safe_step(self) -> int | None:
-        """Return the step of a checkpoint completed since the last call, or None. Other ranks get None."""
+        """Return the step of a checkpoint completed since the last call. None except on the main rank."""
         step = self._checkpoints.safe_step
         if step is None or step == self._safe_step or not self._context.is_main:
             return None

@@ -431,7 +431,7 @@ def _check_early_stop(trainer: TorchTrainer) -> None:
 
 
 def _warn_of_missing_validation(trainer: TorchTrainer) -> None:
-    """Warn if the training run ends within its first epoch, so that the validation data is not used."""
+    """Warn if training ends before the first epoch does, because validation data is then never used."""
     is_wanted = trainer.validation_dataloader is not None
     if not is_wanted or trainer.options.validate_every != "epoch":
         return

@@ -131,7 +131,7 @@ class CallServer:
         return True
 
     def with_file(self, link: Link, message: Message) -> Message:
-        """Return a node's message with the file of the payload that arrived before it."""
+        """Attach the payload file that arrived before a node's message, and return the message."""
         return self._peer(link).parts.with_file(message)
 
     def _peer(self, link: Link) -> _Peer:

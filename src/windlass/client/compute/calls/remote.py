@@ -381,7 +381,7 @@ class OwnMethods(Remote):
 
 
 class Method:
-    """Method of an object that lives on ranks."""
+    """Method of a remote object on the ranks."""
 
     def __init__(self, remote: Remote, name: str) -> None:
         self._remote = remote

@@ -219,7 +219,7 @@ class App:
         return prepare_target(target, settings, cwd=cwd, detach=True, pod=wanted.pod, root=root)
 
     def _make_env(self, wanted: ResolvedCompute) -> dict[str, str]:
-        """Return default variables, such as the image's steps. The user's take precedence."""
+        """Return the image's build steps as a default variable. User variables take precedence."""
         return {names.STEPS: json.dumps(to_json(wanted.steps))} if wanted.steps else {}
 
     def _find(self, engine: Engine, *, is_running: bool) -> Job | None:

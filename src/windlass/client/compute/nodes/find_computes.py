@@ -253,7 +253,7 @@ class NodeDiscovery:
             yield
 
     def list_refs(self) -> list[JobRef]:
-        """Return the jobs of the live nodes with this name."""
+        """Return the jobs of the live computes with this name."""
         return [ref for ref, _ in find_meant(self._wanted, self._qualified_name)]
 
     def find(self) -> tuple[JobRef, bool] | None:
