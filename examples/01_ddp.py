@@ -47,10 +47,9 @@ def main() -> None:
     points, arms = data.tensors
     guesses = model(points).detach()
     accuracy = (guesses.argmax(dim=1) == arms).float().mean().item()
+    loss = nn.functional.cross_entropy(guesses, arms)
     if dist.get_rank() == 0:
-        print(
-            f"final loss {nn.functional.cross_entropy(guesses, arms):.4f}, {accuracy:.1%} accuracy"
-        )
+        print(f"final loss {loss:.4f}, {accuracy:.1%} accuracy")
     if accuracy < 0.95:
         raise RuntimeError(f"did not converge: accuracy is only {accuracy:.1%}")
     dist.destroy_process_group()
