@@ -107,6 +107,14 @@ def is_marked(pid: int, mark: bytes) -> bool:
         return False
 
 
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGKILL for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def kill(pid: int, signum: int) -> None:
     """Send a signal to a process. Do nothing if it no longer exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -57,7 +57,6 @@ class Session:
     world_size: int
     started_s: float
     ended_s: float
-    is_ok: bool | None = None  # None if the run did not record its end
     stretches: list[Stretch] = field(default_factory=list)
 
 
@@ -86,8 +85,6 @@ def read_sessions(path: Path) -> list[Session]:
         last_attempt = line.get("attempt")
         session = sessions[-1]
         session.ended_s = max(session.ended_s, time_s)
-        if line["event"] == "end":
-            session.is_ok = bool(line.get("ok"))
         stretch = _read_stretch(line) if line["event"] == "metrics" else None
         if stretch is not None and not _is_repeated(stretch, session):
             session.stretches.append(stretch)

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spec.strategies import error_infos
 
-from windlass.agent.lead.attempt import choose_first, make_verdict, signal_name
+from windlass.agent.lead.attempt import choose_first, make_verdict
 from windlass.plan.plan import Facts, make_plan
+from windlass.processes import signal_name
 from windlass.spec.job_spec import JobSpec
 from windlass.spec.work import Script
 from windlass.wire.results import ErrorInfo, Outcome

@@ -17,6 +17,7 @@ from windlass.agent.lead.world import Changes
 from windlass.errors import StepFailed
 from windlass.frameworks.framework import load_framework
 from windlass.plan.plan import Plan
+from windlass.processes import signal_name
 from windlass.wire.message import Handlers
 from windlass.wire.messages.jobs import RankStarted
 from windlass.wire.messages.ranks import RankDone, RankReport, RankRunning
@@ -182,14 +183,6 @@ def _next_step(plan: Plan, outcome: Outcome) -> str:
         if missing:
             return f"{python} -m pip install {missing.partition('.')[0]}"
     return f"windlass logs {plan.job_id} --rank {outcome.rank}"
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a signal, such as SIGKILL for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 class StopRequest:

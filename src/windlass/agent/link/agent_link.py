@@ -34,8 +34,6 @@ _CLOSE_TIMEOUT_S = 1.0
 _AWAKE_EVERY_S = 0.5
 _NO_LINGER = struct.pack("ii", 1, 0)
 
-Send = Callable[[Message], None]
-
 
 class Link(asyncio.Protocol):
     """One connection. `send` never blocks. If a write fails, reading ends as well."""

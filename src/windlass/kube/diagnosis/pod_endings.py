@@ -9,7 +9,6 @@ Kubernetes reports it, which is before its processes are gone. Other modules dec
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -40,6 +39,7 @@ from windlass.kube.objects.fields import (
     started_s,
 )
 from windlass.kube.objects.pod_template import pull_policy
+from windlass.processes import signal_name
 from windlass.wire.states import MomentName
 from windlass.wire.status import FailureKind, Moment
 
@@ -336,7 +336,7 @@ def _read_terminated(pod: Object, terminated: Object) -> tuple[str, str] | None:
     if code == 0 or (is_ours and code == names.EXIT_FAILED_WORK):
         return COMPLETED, "completed"
     if code > 128 or terminated.get("signal"):
-        name = _signal_name(int(terminated.get("signal") or code - 128))
+        name = signal_name(int(terminated.get("signal") or code - 128))
         return KILLED, f"was killed by {name}"
     return EXITED, f"exited with code {code}{f': {text}' if text else ''}"
 
@@ -344,13 +344,6 @@ def _read_terminated(pod: Object, terminated: Object) -> tuple[str, str] | None:
 def _memory_limit(pod: Object) -> str:
     limit = container_spec_of(pod).get("resources", {}).get("limits", {}).get("memory")
     return f": its limit is {limit}" if limit else ""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
