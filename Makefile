@@ -6,8 +6,11 @@
 
 PYTHON ?= python3
 PIP_ARGS ?=
-# Consecutive tests stay in one process, so that they share the set-up of their module.
-PYTEST_ARGS ?= -n 2 --dist worksteal
+# Consecutive tests stay in one process, so that they share the set-up of their module. Most tests wait for
+# processes half of the time, so three run on two cores.
+PYTEST_ARGS ?= -n 3 --dist worksteal
+# These tests use all cores.
+LONG_ARGS ?= -n 2 --dist worksteal
 # These tests mostly wait for pods, so more of them run in parallel.
 CLUSTER_ARGS ?= -n 3
 CHAOS_ARGS ?=
@@ -57,7 +60,7 @@ test: $(VENV)/.dev  ## run ruff, mypy, import-linter and all but the long tests
 test-long: $(VENV)/.dev  ## run the long tests: whole examples and pages, network cuts, and full load
 	@failed=""; \
 	$(PYTEST) -m crowd || failed="$$failed crowd"; \
-	$(PYTEST) -m "long and not cluster and not crowd" $(PYTEST_ARGS) && [ -z "$$failed" ]
+	$(PYTEST) -m "long and not cluster and not crowd" $(LONG_ARGS) && [ -z "$$failed" ]
 
 test-cluster: $(VENV)/.dev  ## run the tests on the cluster of KUBECONFIG
 	@[ -n "$$KUBECONFIG" ] || { echo "make $@: KUBECONFIG must name a kubeconfig" >&2; exit 2; }

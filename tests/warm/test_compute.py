@@ -100,7 +100,7 @@ def test_nodes_are_replaced_when_they_cannot_change_in_place(on, make, capfd):
     assert kt.fn(tasks.find_agent).to(again)() != agent
     err = capfd.readouterr().err
     assert "replacing its nodes, because some settings cannot change in place (memory" in err
-    assert err.index("replaced") < err.index("starting 1 node")
+    assert err.index("replacing its nodes") < err.index("starting 1 node")
     # the first handle may not use its old nodes
     assert len(on.pod_uids(again)) == 1
 

@@ -210,6 +210,7 @@ def _command_lines() -> list[str]:
 def stubborn(flag: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     Path(flag).touch()
+    print("stubborn", flush=True)
     time.sleep(600)
 
 

@@ -139,7 +139,7 @@ CLIENT = """
 import sys, windlass as wl, rank_work as work
 kind, flag, engine = sys.argv[1:]
 if kind == "attached":
-    wl.run(work.stubborn, (flag,), quiet=True, engine=engine, lease_s=0.3, grace_s=0.2)
+    wl.run(work.stubborn, (flag,), engine=engine, lease_s=0.3, grace_s=0.2)
 else:
     print(wl.submit(work.wait_and_return, (flag,), engine=engine).ref, flush=True)
     work.hang()
@@ -159,7 +159,7 @@ def _client(on, kind: str, flag: str) -> subprocess.Popen[str]:
 @pytest.mark.engine_matters
 def test_an_attached_job_ends_after_its_client_is_killed(on, shared):
     with _client(on, "attached", f"{shared.path}/flag") as client:
-        shared.wait_for("flag")
+        assert any("stubborn" in line for line in client.stdout)  # the client holds the lease
         client.send_signal(signal.SIGKILL)
     [job] = wl.jobs()
     status = job.wait(60)
