@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     start_as_in_a_terminal()
+    use_own_home(config)
     if config.getoption(process_guard.OPTION):
         process_guard.install(config)
     for line in (
@@ -50,6 +53,15 @@ def pytest_configure(config: pytest.Config) -> None:
         "cluster_only(reason): a contract that does not apply to one machine",
     ):
         config.addinivalue_line("markers", line)
+
+
+def use_own_home(config: pytest.Config) -> None:
+    """Keep jobs of module fixtures out of the user's home. The fixture `home` serves only single tests."""
+    if "WINDLASS_HOME" not in os.environ:  # xdist's workers inherit it
+        folder = tempfile.mkdtemp(prefix="windlass-tests-")
+        os.environ["WINDLASS_HOME"] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        config.add_cleanup(lambda: os.environ.pop("WINDLASS_HOME", None))
 
 
 def start_as_in_a_terminal() -> None:
