@@ -131,8 +131,8 @@ def record() -> None:
         (DATA / "messages.json").write_text(json.dumps(rows, indent=1) + "\n")
         for path in [path for path in DATA.rglob("*") if path.is_file()]:
             sockets = f"{tempfile.gettempdir()}/windlass-{os.geteuid()}"
-            known = {str(folder): "/work/user", sys.prefix: "/usr", str(ROOT): "/src"}
-            anonymize(path, {**known, sockets: "/work/user/sockets"})
+            known = {str(folder): "/home/user", sys.prefix: "/usr", str(ROOT): "/src"}
+            anonymize(path, {**known, sockets: "/home/user/sockets"})
 
 
 def anonymize(path: Path, names: dict[str, str]) -> None:
