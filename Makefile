@@ -32,8 +32,9 @@ LINT = failed=""; \
 	done; \
 	if [ -n "$$failed" ]; then echo "== failed before pytest:$$failed"; fi; \
 	echo "== pytest"
-# `make check` does not collect these folders, because most of their tests start processes or need torch.
-NOT_CHECKED := src/windlass/conformance/cases tests/warm tests/parity tests/examples tests/train tests/recipes
+# `make check` does not collect these folders, because most of their tests start processes, need torch or wait.
+NOT_CHECKED := src/windlass/conformance/cases tests/warm tests/parity tests/examples tests/train tests/recipes tests/attacks \
+    tests/engines
 # Always cache byte code, because tests start thousands of processes of these sources.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE -u KUBECONFIG $(BIN)/python -m pytest
 
