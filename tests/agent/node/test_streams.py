@@ -56,6 +56,8 @@ def joined(lines):
     return [line.text for line in lines if not line.replaced]
 
 
+# long lines are intended, and Hypothesis warns when it prints them for a slow example
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
 @settings(deadline=None, max_examples=300)
 @given(steps)
 # a progress bar drawn ten times a second, with flushes in between
