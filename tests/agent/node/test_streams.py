@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from windlass import names
@@ -56,8 +56,6 @@ def joined(lines):
     return [line.text for line in lines if not line.replaced]
 
 
-# long lines are intended, and Hypothesis warns when it prints them for a slow example
-@pytest.mark.filterwarnings("ignore:Generating overly large repr")
 @settings(deadline=None, max_examples=300)
 @given(steps)
 # a progress bar drawn ten times a second, with flushes in between
@@ -69,6 +67,9 @@ def joined(lines):
 @example([(b"ab", 0), (FLUSH, 0.2), (b"\r", 0), (FLUSH, 0.2), (b"\n", 0)])
 def test_log_has_what_was_printed(steps):
     printed = b"".join(chunk for chunk, _ in steps if chunk is not FLUSH)
+    # A part of an endless line is written before the carriage return that would overwrite it.
+    parts = (part for line in printed.split(b"\n") for part in line.rstrip(b"\r").split(b"\r")[:-1])
+    assume(all(len(part) <= 60_000 for part in parts))
     lines = read(cut(steps))
     long = any(len(line) > 60_000 for line in expected(printed))
     if long:  # the reader splits it, but nothing is lost
