@@ -20,6 +20,7 @@ from windlass.agent.lead.attempt import Attempt
 from windlass.agent.lead.world import World
 from windlass.agent.link.agent_link import Link
 from windlass.agent.link.payload_parts import send_parts
+from windlass.errors import count_noun
 from windlass.plan.plan import Plan
 from windlass.wire.job_folder import JobFolder
 from windlass.wire.log_lines import pseudo_rank
@@ -327,7 +328,7 @@ def make_call_status(call: Call, plan: Plan, ahead: int) -> JobStatus:
 def _explain(call: Call, ahead: int) -> tuple[Condition, ...]:
     if call.state is not CallState.QUEUED:
         return ()
-    what = f"{ahead} call{'s' * (ahead > 1)} before it" if ahead else "it is waiting for its nodes"
+    what = f"{count_noun(ahead, 'call')} before it" if ahead else "it is waiting for its nodes"
     kind, reason = Phase.PENDING.value, names.REASON_QUEUED
     return (Condition(type=kind, reason=reason, message=what, since_s=call.created_at_s),)
 
